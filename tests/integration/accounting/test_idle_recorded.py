@@ -92,8 +92,7 @@ def test_a_notebook_alone_is_proven_idle_in_time(idle_after: float) -> None:
         for said in replay(idle_after)[pid]
         if said.holding.grade is Grade.PROVEN and is_certainly_idle(said)
     ]
-    ready = sure(TRUTH[pid].ready)
-    assert proven[0] - ready < idle_after + 30.0
+    assert proven[0] - sure(TRUTH[pid].ready) < idle_after + 30.0
 
 
 def test_those_who_do_nothing_are_idle_at_some_grade() -> None:
@@ -110,12 +109,9 @@ IDLE_AFTER = 15.0
 FIRST, SECOND = 413, 414
 UNTOLD = {419: "spins on the CPU", 420: "loads data, with CPU time that varies"}
 IDLE = {
-    415: "idle context of torch",
-    416: "another one",
-    417: "notebook",
-    418: "server without GPU work",
+    415: "idle context of torch", 416: "another one", 417: "notebook", 418: "server without GPU work",
     **dict.fromkeys(range(421, 439), "bare context"),
-}
+}  # fmt: skip
 
 
 def graded() -> dict[int, list[tuple[State, Grade]]]:

@@ -54,14 +54,9 @@ class Watcher:
             self._watched[row.pid] = Watched(row, facts, row.ppid if before is None else before.first_parent)
         watched = [each._replace(row=by_pid[pid]) for pid, each in self._watched.items() if pid in by_pid]
         reading = self._gpus.reading(
-            self._now,
-            boot_time=self._processes.boot_time,
-            ticks=self._processes.ticks,
-            rows=rows,
-            unseen=unseen,
-            facts=told,
-            ties=find_ties(str(PROC), watched, host_namespace=True),
-        )
+            self._now, boot_time=self._processes.boot_time, ticks=self._processes.ticks, rows=rows,
+            unseen=unseen, facts=told, ties=find_ties(str(PROC), watched, host_namespace=True),
+        )  # fmt: skip
         found = {holding.pid: holding for holding in self._tracker.update(reading).devices[0].holdings}
         return [found[pid] for pid in self._pids]
 

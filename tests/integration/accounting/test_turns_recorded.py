@@ -15,13 +15,10 @@ PERIOD, TURN = 18.0, 3.0
 IDLE_AFTER = 18.0
 FIRST, SECOND = 1365, 1366
 IDLE = {
-    1367: "bare context",
-    1368: "idle context of torch",
-    1369: "idle context of JAX",
-    1370: "idle context of CuPy",
-    1371: "notebook",
+    1367: "bare context", 1368: "idle context of torch", 1369: "idle context of JAX",
+    1370: "idle context of CuPy", 1371: "notebook",
     1372: "server without requests, which wakes up 20 times a second",
-}
+}  # fmt: skip
 UNTOLD = {1373: "four threads that poll", 1374: "prepares data", 1375: "spins on the CPU"}
 
 

@@ -18,10 +18,9 @@ from vramledger.accounting.agent_figures import (
     translate,
 )
 from vramledger.accounting.holders.processes import MOST_REPORTED_RANKS
-from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.agent_report import Agent, AgentSocket, read_report
-from vramledger.model.reading import DeviceReading, Owner, ProcessFacts, Rank, Reading, decode, encode
-from vramledger.model.snapshot import AgentSnapshot, Snapshot, State
+from vramledger.model.reading import DeviceReading, Owner, ProcessFacts, Rank, encode
+from vramledger.model.snapshot import AgentSnapshot, State
 from vramledger.sampling.masking import Mask
 from vramledger.sampling.replay import shift_times
 from vramledger.views.evidence import evidence_json, evidence_lines
@@ -204,22 +203,6 @@ def test_what_an_agent_counts_is_no_sign_of_work() -> None:
     assert shot.devices[0].holdings[0].state is State.IDLE
 
 
-def snapshots(readings: list[Reading]) -> list[Snapshot]:
-    """Replay readings."""
-    tracker = HoldingTracker(idle_after=10.0)
-    return [tracker.update(reading) for reading in readings]
-
-
-def test_a_recording_with_agents_replays_exactly() -> None:
-    """Readings that were written and read again give the same snapshots."""
-    host = OneHolder()
-    readings = [
-        host.reading(facts=facts(), agents=(agent(frameworks=[torch(ooms=number)]),), agent_socket=SOCKET)
-        for number in (3, 1)
-    ]
-    assert snapshots([decode(encode(reading)) for reading in readings]) == snapshots(readings)
-
-
 def test_a_replay_moves_the_agents_times_too() -> None:
     """When a recording is shown later, a report is as old as it was then."""
     oom = {"time": NOW - 5, "framework": "torch", "verdict": "too_big"}
@@ -250,12 +233,9 @@ def test_a_person_is_told_what_the_agent_says() -> None:
     """``show --why`` has the figures, the problem and the report's file; the JSON document has no path."""
     host = OneHolder()
     oom = {
-        "time": NOW - 5,
-        "framework": "torch",
-        "verdict": "leaking",
-        "report": "/home/ann/oom",
+        "time": NOW - 5, "framework": "torch", "verdict": "leaking", "report": "/home/ann/oom",
         "requested": GIB,
-    }
+    }  # fmt: skip
     said = agent(
         frameworks=[torch(reserved=8 * GIB, allocated_peak=GIB)], last_oom=oom, collector={"enabled": False}
     )
@@ -320,8 +300,7 @@ def test_another_user_or_process_gives_no_rank() -> None:
 
 def test_a_person_is_told_who_names_the_rank() -> None:
     """``show --why`` has the rank and its source, also as JSON; another user gets neither."""
-    host = OneHolder()
-    shot = host.sample(facts=facts(), agents=(ranked(3, 8),))
+    shot = OneHolder().sample(facts=facts(), agents=(ranked(3, 8),))
     others = public_view(shot, UID + 1)
     assert "  rank           3 of 8 of job n0:31000, by its agent" in evidence_lines(shot, 7)
     assert (evidence_json(shot, 7) or {})["rank"] == {"number": 3, "size": 8, "job": "n0:31000"}

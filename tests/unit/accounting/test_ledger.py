@@ -66,29 +66,20 @@ def coherent(used: int, *held: tuple[int, int], file: int = 0, outside: int = 0)
     """Make a GH200 of which the kernel counts all used bytes but ``outside`` as used."""
     node = NodeMemory(1, TOTAL - RESERVED, TOTAL - RESERVED - used + outside, file, 0, 0)
     return DeviceReading(
-        0,
-        "GPU-a",
-        name="NVIDIA GH200 480GB",
-        minor=0,
-        memory=MemoryReading(TOTAL, TOTAL - RESERVED - used, used, RESERVED),
-        memory_kind="coherent",
-        node=node,
-        processes=tuple(ProcessEntry(pid, size, "C") for pid, size in held),
-    )
+        0, "GPU-a", name="NVIDIA GH200 480GB", minor=0,
+        memory=MemoryReading(TOTAL, TOTAL - RESERVED - used, used, RESERVED), memory_kind="coherent",
+        node=node, processes=tuple(ProcessEntry(pid, size, "C") for pid, size in held),
+    )  # fmt: skip
 
 
 def unified(available: int, *held: tuple[int, int], uuid: str = "GPU-a", index: int = 0) -> DeviceReading:
     """Make a GB10 on a host of 119 GiB of which this much can be taken."""
     total = 119 * GIB
     return DeviceReading(
-        index,
-        uuid,
-        name="NVIDIA GB10",
-        minor=index,
-        memory=MemoryReading(total, available, total - available, None),
-        memory_kind="unified",
+        index, uuid, name="NVIDIA GB10", minor=index,
+        memory=MemoryReading(total, available, total - available, None), memory_kind="unified",
         processes=tuple(ProcessEntry(pid, size, "C") for pid, size in held),
-    )
+    )  # fmt: skip
 
 
 def sample(
@@ -99,17 +90,9 @@ def sample(
     rows = tuple(ProcessRow(pid, pid * 100, "S", 1, pid, pid, 0, 1) for pid in sorted(pids))
     managed = tuple(ManagedMappings(pid, pid * 100, 64 * GIB) for pid in sorted(pids))
     reading = Reading(
-        1000 + moment,
-        moment,
-        boot_id="b",
-        host_pid_namespace=namespace,
-        devices=devices,
-        rows=rows,
-        managed=managed,
-        hidden=(),
-        hidden_unreadable=0,
-        device_files=True,
-    )
+        1000 + moment, moment, boot_id="b", host_pid_namespace=namespace, devices=devices, rows=rows,
+        managed=managed, hidden=(), hidden_unreadable=0, device_files=True,
+    )  # fmt: skip
     return tracker.update(reading)
 
 
@@ -207,8 +190,7 @@ def test_a_blind_sample_judges_no_owner_by_such_memory(device: DeviceReading) ->
     tracker = HoldingTracker(idle_after=600)
     sample(tracker, 0, held)
     for moment in range(1, 12):
-        snapshot = sample(tracker, moment, device, namespace=False)
-        usage = sure(snapshot.devices[0].owner_usage)
+        usage = sure(sample(tracker, moment, device, namespace=False).devices[0].owner_usage)
         assert [(each.freed, each.not_freed) for each in usage.owners] == [(None, 0)]
 
 
@@ -227,8 +209,7 @@ def test_check_of_unified_memory() -> None:
 
 def test_unified_memory_has_a_ledger() -> None:
     """On a GB10 the rest of the used memory is the operating system's; an excess of holdings is overlap."""
-    device = sampled(unified(79 * GIB, (7, 30 * GIB)))
-    ledger = sure(device.ledger)
+    ledger = sure(sampled(unified(79 * GIB, (7, 30 * GIB))).ledger)
     assert (ledger.total, ledger.free, ledger.used) == (119 * GIB, 79 * GIB, 40 * GIB)
     assert (ledger.operating_system, ledger.unattributed, ledger.overlap) == (10 * GIB, 0, 0)
     assert ledger.states[State.ACTIVE] == 30 * GIB
@@ -279,15 +260,9 @@ MEMORY = MemoryReading(20 * GIB, 8 * GIB, 12 * GIB, 0)
 def instance(uuid: str, gpu: int, compute: int, *held: tuple[int, int]) -> DeviceReading:
     """Make a compute instance of a GPU instance that has 12 of 20 GiB in use."""
     return DeviceReading(
-        0,
-        uuid,
-        minor=0,
-        parent="GPU-a",
-        gpu_instance=gpu,
-        compute_instance=compute,
-        memory=MEMORY,
+        0, uuid, minor=0, parent="GPU-a", gpu_instance=gpu, compute_instance=compute, memory=MEMORY,
         processes=tuple(ProcessEntry(pid, size, "C") for pid, size in held),
-    )
+    )  # fmt: skip
 
 
 FIRST = instance("MIG-b", 1, 0, (7, 10 * GIB))
@@ -310,8 +285,7 @@ def ledgers(snapshot: Snapshot) -> dict[str, Ledger | None]:
 
 def test_who_shares_memory() -> None:
     """The instances of one GPU instance do, that with the lowest number first; nobody else does."""
-    other = replace(FIRST, uuid="MIG-d", parent="GPU-b")
-    found = memory_sharers([WHOLE, SECOND, FIRST, ALONE, other])
+    found = memory_sharers([WHOLE, SECOND, FIRST, ALONE, replace(FIRST, uuid="MIG-d", parent="GPU-b")])
     assert found == {"MIG-b": ("MIG-b", "MIG-a"), "MIG-a": ("MIG-b", "MIG-a")}
 
 
@@ -343,11 +317,3 @@ def test_a_sibling_without_a_list_leaves_no_ledger() -> None:
     for changes in ({"processes": None}, {"error": "failed", "processes": None, "memory": None}):
         found = ledgers(shared(WHOLE, FIRST, replace(SECOND, **changes)))
         assert found == {"GPU-a": None, "MIG-b": None, "MIG-a": None}
-
-
-def test_check_blames_an_instance_for_its_own_holders() -> None:
-    """A holder on one compute instance does not make its sibling dirty."""
-    empty = replace(SECOND, processes=())
-    full = replace(FIRST, processes=(ProcessEntry(7, 12 * GIB, "C"),))
-    results = check_devices(shared(WHOLE, full, empty), frozenset(), CheckTolerance())
-    assert {each.uuid: each.status for each in results} == {"MIG-b": NOT_CLEAN, "MIG-a": CLEAN}

@@ -220,8 +220,7 @@ def test_a_session_that_is_found_while_it_is_being_made(monkeypatch: pytest.Monk
     monkeypatch.setattr(tensorflow, "SEARCH_PAUSE_TO_COST", 10**9)
     session._session = object()  # noqa: SLF001
     assert provider.is_initialised()
-    entry = sure(provider.read())
-    assert entry["devices"] == [{"ordinal": 0, "limit": 5 * GIB}]
+    assert sure(provider.read())["devices"] == [{"ordinal": 0, "limit": 5 * GIB}]
 
 
 @pytest.fixture
@@ -403,18 +402,13 @@ def test_single_device_by_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_every_framework_has_a_provider(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each declared framework has a provider, with the name of its declaration."""
+    """Each declared framework has a provider of its name, which gives exactly the figures declared."""
     put(monkeypatch, "torch", __version__="0", cuda=None, _C=None)
-    for framework in REPORTING_FRAMEWORKS.values():
-        provider = __import__(framework.provider, fromlist=["make_provider"]).make_provider()
-        assert provider.name == framework.name
-
-
-def test_a_provider_gives_the_figures_that_are_declared() -> None:
-    """A provider names exactly the figures that its framework declares."""
     known = {*POOL_FIGURES, *TORCH_FIGURES, *COUNTER_FIGURES}
     for framework in REPORTING_FRAMEWORKS.values():
-        provider = Path(str(importlib.import_module(framework.provider).__file__))
+        module = importlib.import_module(framework.provider)
+        assert module.make_provider().name == framework.name
+        provider = Path(str(module.__file__))
         parts = [provider, *(provider.parents[1] / framework.name).glob("*.py")]
         named = {
             node.value

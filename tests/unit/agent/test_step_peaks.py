@@ -115,8 +115,7 @@ def test_what_an_optimizer_frees_again_is_not_its_state() -> None:
     program.step(10)
     program.step(10, marked=False)
     begun = program.heap.now + 100
-    passing = program.heap.allocate(6 * MIB, IN_OPTIMIZER)
-    program.heap.release(passing)
+    program.heap.release(program.heap.allocate(6 * MIB, IN_OPTIMIZER))
     program.marks.append(StepMark(begun, program.heap.now + 500, None, {}, {}))
     peak = program.peaks()[-1].phases["optimizer"]
     assert (peak.bytes, peak.categories["optimizer"]) == (22 * MIB, 8 * MIB)
@@ -184,17 +183,15 @@ SITE = "/venv/lib/python3.12/site-packages"
         ([(f"{SITE}/ray/worker.py", "main")], "forward"),
         ([], "backward"),
         ([("/home/ann/op.py", "backward"), (f"{TORCH}/autograd/function.py", "apply")], "backward"),
-        (
-            [("/home/ann/op.py", "f"), (f"{TORCH}/autograd/graph.py", "_engine_run_backward"), ("t.py", "g")],
-            "backward",
-        ),
+        ([("/home/ann/op.py", "f"), (f"{TORCH}/autograd/graph.py", "_engine_run_backward"), ("t.py", "g")],
+         "backward"),
         ([(f"{TORCH}/optim/adamw.py", "step"), ("/home/ann/train.py", "<module>")], "optimizer"),
         ([(f"{TORCH}/nn/utils/clip_grad.py", "clip_grad_norm_"), ("train.py", "f")], "optimizer"),
         ([(f"{TORCH}/amp/grad_scaler.py", "unscale_"), ("train.py", "f")], "optimizer"),
         ([(f"{TORCH}/amp/grad_scaler.py", "scale"), ("train.py", "f")], "forward"),
         ([("/home/ann/torch/train.py", "f")], "forward"),
     ],
-)
+)  # fmt: skip
 def test_the_part_of_a_step_is_in_the_stack(frames: list[tuple[str, str]], phase: str) -> None:
     """A stack shows the part of the step, however the program was started."""
     assert phase_of(frames) == phase

@@ -147,12 +147,9 @@ def test_every_family_can_be_served() -> None:
     ranks = [process(101, distributed=True), process(102)]
     shot = replace(
         snapshot(rich, builders.coherent_device(), ASLEEP, processes=ranks),
-        agents={101: agent(rich.reading.uuid)},
-        agent_socket=SOCKET,
-        ooms=OOMS,
-        pods=(LABELLED,),
+        agents={101: agent(rich.reading.uuid)}, agent_socket=SOCKET, ooms=OOMS, pods=(LABELLED,),
         kv_caches={101: builders.KV_CACHE},
-    )
+    )  # fmt: skip
     names = {f"vramledger_{name}" for name in served(shot)}
 
     health = {"vramledger_collector_success", "vramledger_collector_duration_seconds"}
@@ -298,8 +295,7 @@ def test_the_smaller_holdings_are_summed() -> None:
 
 def test_a_dead_holder_keeps_its_row_in_a_join() -> None:
     """A holder that /proc no longer shows has an info series with only its pid, and no start time."""
-    one = device(0, [holding(7, state=State.DEAD), holding(8)])
-    page = served(snapshot(one))
+    page = served(snapshot(device(0, [holding(7, state=State.DEAD), holding(8)])))
     empty = [""] * 12
     assert page["process_info"] == {
         ("7", *empty): 1,

@@ -196,11 +196,8 @@ def test_what_a_newer_agent_says_is_passed_over() -> None:
     """Unknown keys, frameworks, figures and policies are not errors, and are not shown."""
     new = {**torch(future=1), "policy": "telepathy"}
     others: list[object] = [
-        {"framework": "new"},
-        {"framework": [1]},
-        {"framework": {"a": 1}},
-        {"framework": None},
-    ]
+        {"framework": "new"}, {"framework": [1]}, {"framework": {"a": 1}}, {"framework": None},
+    ]  # fmt: skip
     found = read_report(parse(json.dumps(report(frameworks=[new, *others], more=[])).encode()))
     assert [each.framework for each in found.frameworks] == ["torch"]
     assert found.frameworks[0].policy is None

@@ -182,16 +182,10 @@ def test_of_a_program_only_the_common_name_is_kept(real: str, expected: str) -> 
         (f"/system.slice/acme-corp-{ID[:32]}.service", "/system.slice/cgroup-1.service"),
         (f"/{POD}.payroll-training.scope", "/cgroup-1.scope"),
         (f"/machine.slice/libpod-conmon-{ID}.scope", f"/machine.slice/libpod-conmon-{1:064x}.scope"),
-        (
-            (
-                "/kubepods.slice/kubepods-acme.slice"
-                f"/kubepods-burstable-pod{POD.replace('-', '_')}.slice:crio:{ID}"
-            ),
-            (
-                "/kubepods.slice/cgroup-1.slice"
-                f"/kubepods-burstable-pod00000000_0000_4000_8000_000000000001.slice:crio:{1:064x}"
-            ),
-        ),
+        (("/kubepods.slice/kubepods-acme.slice"
+         f"/kubepods-burstable-pod{POD.replace('-', '_')}.slice:crio:{ID}"),
+         ("/kubepods.slice/cgroup-1.slice"
+         f"/kubepods-burstable-pod00000000_0000_4000_8000_000000000001.slice:crio:{1:064x}")),
         ("/lxc.payload.acme (deleted)", "/lxc.payload.container-1 (deleted)"),
         ("/system.slice/systemd-nspawn@acme.service", "/system.slice/systemd-nspawn@container-1.service"),
     ],

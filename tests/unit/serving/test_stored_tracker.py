@@ -55,8 +55,7 @@ def quiet_host() -> Host:
 def stored_past(path: Path) -> StoredPast:
     """Return the past of an exporter that has ended after its holder became idle."""
     past = StoredPast(path, quiet_host())
-    before = past.watch(WATCHED)
-    assert the_holding(before).state is State.IDLE
+    assert the_holding(past.watch(WATCHED)).state is State.IDLE
     past.end()
     return past
 
@@ -138,8 +137,7 @@ def test_the_past_before_a_reboot_stays_readable(tmp_path: Path) -> None:
         assert {each.header["boot"] for each in found.segments()} == {BOOT_ID, "boot-2"}
         times = [entry.time for entry in found.readings(0.0, float("inf"))]
         for at, held, state in ((times[WATCHED - 1], GIB, State.IDLE), (times[-1], 2 * GIB, State.ACTIVE)):
-            moment = sure(found.find(at))
-            holding = the_holding(compute(moment, at).snapshot)
+            holding = the_holding(compute(sure(found.find(at)), at).snapshot)
             assert (holding.held, holding.state) == (held, state)
 
 
@@ -171,8 +169,7 @@ def test_a_bug_of_the_recorder_is_said_and_counted() -> None:
     async def run() -> tuple[StorageFigures, int]:
         tracker, timeline, sink = HoldingTracker(idle_after=IDLE_AFTER, interval=1.0), Timeline(), _Sink()
         recorder = _Broken(tracker, timeline, IDLE_AFTER, 1.0)
-        first = host.reading(0.0)
-        recorder.fails_at = first.monotonic + 2
+        recorder.fails_at = host.reading(0.0).monotonic + 2
         stored = StoredTracker(tracker, timeline, recorder, cast("Storage", sink))
         for second in range(5):
             assert stored.update(host.reading(float(second))).devices
@@ -216,15 +213,10 @@ class _Watched:
     def confirm(self, stored: int, dropped: int = 0, **more: Any) -> None:  # noqa: ANN401 fields of a status
         """Let the process that stores say what it has done."""
         status = {
-            "stored": stored,
-            "dropped": dropped,
-            "written": 100 * stored,
-            "newest": self.now if stored else None,
-            "size": None,
-            "oldest": None,
-            "error": None,
+            "stored": stored, "dropped": dropped, "written": 100 * stored,
+            "newest": self.now if stored else None, "size": None, "oldest": None, "error": None,
             "house_error": None,
-        }
+        }  # fmt: skip
         self.health.record_status({**status, **more})
 
 
@@ -242,12 +234,9 @@ def test_before_anything_is_confirmed_nothing_is_called_stored() -> None:
     watched = _Watched()
     watched.health.record_sent(1)
     assert set(served(watched.figures())) == {
-        "retention_limit_bytes",
-        "retention_limit_seconds",
-        "written_bytes_total",
-        "dropped_samples_total",
+        "retention_limit_bytes", "retention_limit_seconds", "written_bytes_total", "dropped_samples_total",
         "restarts_total",
-    }
+    }  # fmt: skip
     watched.confirm(0, size=0)
     assert served(watched.figures())["size_bytes"] == 0
     assert watched.figures().up is None

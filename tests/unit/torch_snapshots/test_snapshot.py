@@ -160,8 +160,7 @@ def test_rest_is_summed() -> None:
     heap = Heap()
     for number in range(30):
         heap.allocate(1024 * (number + 1), user(("a.py", number, "f")))
-    snapshot = parse_snapshot(heap.snapshot())
-    text = snapshot_text(snapshot, top=29)
+    text = snapshot_text(parse_snapshot(heap.snapshot()), top=29)
     assert "(1 more places)" in text
     assert "1.0 KiB" in text.splitlines()[-2]
 

@@ -19,12 +19,9 @@ PEAK = {
     "categories": {"parameters": 2 * MIB, "gradients": 3 * MIB, "optimizer": 0, "activations": 4 * MIB},
 }
 STEP = {
-    "whole": True,
-    "finished": True,
-    "batch": 64,
-    "phases": {"forward": PEAK, "backward": PEAK, "optimizer": PEAK},
-    "gradients_before_backward": 3 * MIB,
-}
+    "whole": True, "finished": True, "batch": 64,
+    "phases": {"forward": PEAK, "backward": PEAK, "optimizer": PEAK}, "gradients_before_backward": 3 * MIB,
+}  # fmt: skip
 FRAME = {"filename": "/home/ann/train.py", "line": 7, "name": "build"}
 CYCLE = {
     "bytes": 5 * MIB,
@@ -62,14 +59,9 @@ def test_everything_is_shown() -> None:
 def test_a_part_that_is_not_known_is_not_zero() -> None:
     """A part of a step without a peak, a batch that is not known and an unfinished step are shown as such."""
     step = {
-        **STEP,
-        "batch": None,
-        "whole": False,
-        "phases": {"forward": PEAK},
-        "gradients_before_backward": None,
-    }
-    unfinished = {**step, "finished": False}
-    text = shown({**ADDED, "devices": {0: {"steps": [step, unfinished], "types": {}}}})
+        **STEP, "batch": None, "whole": False, "phases": {"forward": PEAK}, "gradients_before_backward": None,
+    }  # fmt: skip
+    text = shown({**ADDED, "devices": {0: {"steps": [step, {**step, "finished": False}], "types": {}}}})
     assert "-1       9.0 MiB             -             -  (its beginning was not recorded)" in text
     assert "unfinished       9.0 MiB             -             -" in text
     assert "zero_grad" not in text

@@ -209,8 +209,7 @@ def test_the_longest_wait_of_a_process_counts() -> None:
 def test_the_xid_errors_of_the_gpu_are_part_of_the_evidence() -> None:
     """XID errors stand beside the wait; a zombie with a thread that sleeps in the driver says that too."""
     host = stuck_since_now()
-    event = XidEvent(host.gpu.uuid(host.now), 79, 0.0)
-    host.sample(events=(event,))
+    host.sample(events=(XidEvent(host.gpu.uuid(host.now), 79, 0.0),))
     assert host.watch(70).why.endswith("this GPU has had XID 79")
     host = OneHolder()
     host.sample()

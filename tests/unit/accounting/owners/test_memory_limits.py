@@ -103,14 +103,10 @@ def test_limits_are_served_and_shown() -> None:
         7, 70, 1000, "ada", "python", "train.py", cgroup=("0::/slurm/job_41",), owner=Owner("slurm", "41")
     )
     device = DeviceReading(
-        0,
-        "GPU-a",
-        minor=0,
-        memory=MemoryReading(80 * GIB, 59 * GIB, 20 * GIB, GIB),
-        processes=(ProcessEntry(7, 20 * GIB, "C"),),
-        limits=(ROOT._replace(current=20 * GIB), JOB),
+        0, "GPU-a", minor=0, memory=MemoryReading(80 * GIB, 59 * GIB, 20 * GIB, GIB),
+        processes=(ProcessEntry(7, 20 * GIB, "C"),), limits=(ROOT._replace(current=20 * GIB), JOB),
         partition=70 * GIB,
-    )
+    )  # fmt: skip
     row = ProcessRow(7, 70, "S", 1, 7, 7, 0, 1)
     reading = Reading(1000.0, 10.0, host_pid_namespace=True, devices=(device,), rows=(row,), facts=(facts,))
     assert decode(encode(reading)) == reading

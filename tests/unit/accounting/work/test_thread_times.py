@@ -213,11 +213,8 @@ def test_a_recording_that_starts_again_has_other_processes_throughout() -> None:
     """Threads and mappings stay those of their holders when a replay gives these later start times."""
     row = ProcessRow(7, 70, "S", 1, 7, 7, 0, 1)
     before = Reading(
-        1.0,
-        1.0,
-        rows=(row,),
-        threads=(ThreadTimes(7, 70, 0.0, 1.0, complete=True),),
+        1.0, 1.0, rows=(row,), threads=(ThreadTimes(7, 70, 0.0, 1.0, complete=True),),
         managed=(ManagedMappings(7, 70, None),),
-    )
+    )  # fmt: skip
     after = shift_starts(before, 10.0)
     assert {each.start for part in (after.rows, after.threads, after.managed) for each in part} == {1070}

@@ -119,12 +119,9 @@ def test_a_pod_ended_before_us(tmp_path: Path, path: str, neighbour: str, starte
 
 
 RECORD = {
-    "Running": False,
-    "Paused": False,
-    "Restarting": False,
-    "Pid": 0,
+    "Running": False, "Paused": False, "Restarting": False, "Pid": 0,
     "FinishedAt": "2026-11-22T07:00:00.123456789Z",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -253,17 +250,6 @@ class Clock:
     def __call__(self) -> float:
         """Return the time."""
         return self.now
-
-
-def test_names_come_with_the_facts(tmp_path: Path) -> None:
-    """A new process gets its owner in the same call."""
-    pod(tmp_path)
-    owners = OwnerReader(Host(Path("/proc")), tmp_path)
-    learned = owners.add_owners([facts(POD)], timeout=20)
-    assert [each.owner for each in learned] == [
-        Owner("pod", "ml/train-0", namespace="ml", pod="train-0", container="main")
-    ]
-    assert owners.add_owners([], timeout=20) == []
 
 
 def test_a_file_system_that_hangs_costs_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
