@@ -24,6 +24,7 @@ from vramledger.readers.hosts.tie_search import Watched, find_ties
 
 PROC = Path("/proc")
 NOBODY = 65534
+RANK = {"PMIX_RANK": "0", "INVOCATION_ID": "5d0f"}
 
 
 class Watcher:
@@ -134,9 +135,6 @@ def test_every_moment_has_its_verdict(tree: Tree, cast: Cast) -> None:
         for (state, grade, left_over), known in zip(seen, late, strict=True):
             assert not left_over, (state, grade)
             assert state == "active" or known.state is State.ORPHANED or grade == "inferred"
-
-
-RANK = {"PMIX_RANK": "0", "INVOCATION_ID": "5d0f"}
 
 
 @pytest.mark.parametrize(

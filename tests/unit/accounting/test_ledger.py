@@ -29,6 +29,10 @@ from vramledger.views.table import render_table
 MIB = 1024**2
 amounts = st.integers(min_value=0, max_value=2**48)
 holdings = st.lists(st.tuples(st.sampled_from(State), amounts), max_size=50)
+GIB = 2**30
+TOTAL, RESERVED = 96 * GIB, GIB
+WHOLE = DeviceReading(0, "GPU-a", divided=True)
+MEMORY = MemoryReading(20 * GIB, 8 * GIB, 12 * GIB, 0)
 
 
 @given(free=amounts, used=amounts, reserved=st.none() | amounts, held=holdings)
@@ -56,10 +60,6 @@ def test_what_does_not_add_up() -> None:
     ledger = sure(balance(MemoryReading(100, 40, 60, None), []))
     assert (ledger.driver_reserved, ledger.unattributed) == (None, 60)
     assert balance(MemoryReading(100, 90, 0, 20), []) is None
-
-
-GIB = 2**30
-TOTAL, RESERVED = 96 * GIB, GIB
 
 
 def coherent(used: int, *held: tuple[int, int], file: int = 0, outside: int = 0) -> DeviceReading:
@@ -251,10 +251,6 @@ def test_people_are_told_what_the_operating_system_holds(device: DeviceReading) 
     assert told[0]["memory_kind"] == device.memory_kind
     assert str(told[0]["about_operating_system"]) in render_table(snapshot)
     assert "operating system 40.00 GiB" in render_table(snapshot)
-
-
-WHOLE = DeviceReading(0, "GPU-a", divided=True)
-MEMORY = MemoryReading(20 * GIB, 8 * GIB, 12 * GIB, 0)
 
 
 def instance(uuid: str, gpu: int, compute: int, *held: tuple[int, int]) -> DeviceReading:

@@ -90,11 +90,6 @@ def wrapped(store: object, times: int = 2) -> object:
     return store
 
 
-def test_a_program_without_a_job_has_no_rank() -> None:
-    """Without variables and without a group nothing is reported."""
-    assert found() is None
-
-
 def test_variables_that_a_program_sets_itself_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment is read as it is now; a rendezvous on localhost is left to the exporter to name."""
     put_environment(monkeypatch)

@@ -24,6 +24,8 @@ from vramledger_agent.protocol.messages import ALLOCATOR_SETTINGS
 from vramledger_agent.torch.allocator import read_pinned, read_settings
 
 GIB = 2**30
+MIB = 2**20
+DEFAULT = {"expandable_segments": "false", "garbage_collection_threshold": "off"}
 
 
 def put(monkeypatch: pytest.MonkeyPatch, name: str, **content: object) -> None:
@@ -417,10 +419,6 @@ def test_every_framework_has_a_provider(monkeypatch: pytest.MonkeyPatch) -> None
             if isinstance(node, ast.Constant) and isinstance(node.value, str)
         }
         assert named & known == set(framework.figures), framework.name
-
-
-MIB = 2**20
-DEFAULT = {"expandable_segments": "false", "garbage_collection_threshold": "off"}
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,10 @@ MODEL = [{"filename": f"{TORCH}/nn/modules/module.py", "line": 900, "name": "_ap
 IN_FORWARD = LINEAR + user(FORWARD, STEP, MAIN)
 IN_BACKWARD: Frames = []
 IN_OPTIMIZER = [{"filename": f"{TORCH}/optim/adamw.py", "line": 90, "name": "step"}, *user(STEP, MAIN)]
+ENGINE = [("??", "unwind"), ("/pytorch/torch/csrc/autograd/engine.cpp", "evaluate_function"), ("", "run")]
+START = [("/usr/include/c++/13/functional", "operator()"), ("/lib/libc.so.6", "start"), ("??", "clone3")]
+SITE = "/venv/lib/python3.12/site-packages"
+LIMIT = 6 * 2**30
 
 
 class Program:
@@ -63,10 +67,6 @@ class Program:
 def sizes(step: StepPeaks) -> dict[str, float]:
     """Return the peaks in MiB."""
     return {name: peak.bytes / MIB for name, peak in step.phases.items()}
-
-
-ENGINE = [("??", "unwind"), ("/pytorch/torch/csrc/autograd/engine.cpp", "evaluate_function"), ("", "run")]
-START = [("/usr/include/c++/13/functional", "operator()"), ("/lib/libc.so.6", "start"), ("??", "clone3")]
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"])
@@ -169,9 +169,6 @@ def test_a_part_of_a_block_is_known_by_its_address() -> None:
     assert book.category(1001, 3000) is None
 
 
-SITE = "/venv/lib/python3.12/site-packages"
-
-
 @pytest.mark.parametrize(
     ("frames", "phase"),
     [
@@ -195,9 +192,6 @@ SITE = "/venv/lib/python3.12/site-packages"
 def test_the_part_of_a_step_is_in_the_stack(frames: list[tuple[str, str]], phase: str) -> None:
     """A stack shows the part of the step, however the program was started."""
     assert phase_of(frames) == phase
-
-
-LIMIT = 6 * 2**30
 
 
 def step(batch: int, forward: tuple[int, int], backward: tuple[int, int], optimizer: tuple[int, int]) -> Step:

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from msgspec import structs
 
 from tests.support.builders import MIB, TOTAL, agent, device, holding, process, snapshot
 from tests.support.sure import sure
+from tests.support.wrong_values import WRONG, places, with_value
 from vramledger.accounting.holders.policies import CONTEXT_BYTES
 from vramledger.commands.fit import (
     CANNOT_TELL,
@@ -55,6 +55,9 @@ from vramledger.views.ledger_json import snapshot_json
 
 GIB = 2**30
 PROGRAM = Program(7, "train.py", ("user", "ada"))
+CGROUP = "/kubepods/b"
+POD = Program(7, "train.py", ("pod", "a/b"), limited_by=(CGROUP,))
+CARD = 24_265 * MIB
 
 
 def ledger(*devices: DeviceSnapshot) -> LedgerSample:
@@ -69,10 +72,6 @@ def need(gib: float, *, most: float | None = None, whole_life: bool = True) -> M
     if most is not None:
         return judged._replace(bytes=None, planned=None, most=int(most * GIB))
     return judged._replace(bytes=int(gib * GIB), planned=int(gib * 1.1 * GIB))
-
-
-CGROUP = "/kubepods/b"
-POD = Program(7, "train.py", ("pod", "a/b"), limited_by=(CGROUP,))
 
 
 def limited(
@@ -442,12 +441,6 @@ def test_which_program_is_meant() -> None:
     assert choose_program(ledgers[:1], None, "here").program.pid == 7
 
 
-WRONG: list[object] = [
-    None, -1, 0, 1, 2**62, 2**70, 1.5, 1e-320, 1e308, float("inf"), "", "x" * 1000, "\x1b[2J", [], [None],
-    [3], {}, {"frameworks": 1}, True, [{}], [{"pid": 7}],
-]  # fmt: skip
-
-
 def _document() -> dict[str, Any]:
     """Return a ledger with everything that is read: a program with an agent, others, and a scheduler."""
     shot = snapshot(
@@ -465,30 +458,11 @@ def _document() -> dict[str, Any]:
     return document
 
 
-def _places(data: object, path: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:
-    inner: Iterable[tuple[object, object]] = ()
-    if isinstance(data, dict):
-        inner = data.items()
-    elif isinstance(data, list):
-        inner = enumerate(data)
-    for key, value in inner:
-        yield from _places(value, (*path, key))
-    yield path
-
-
-@given(place=st.sampled_from(sorted(_places(_document()), key=str)), value=st.sampled_from(WRONG))
+@given(place=st.sampled_from(sorted(places(_document()), key=str)), value=st.sampled_from(WRONG))
 def test_any_value_of_a_saved_ledger_may_be_wrong(place: tuple[Any, ...], value: object) -> None:
     """With any wrong value the whole answer is given, as text and as JSON, or the file is refused."""
-    document: Any = _document()
-    if place:
-        inner = document
-        for key in place[:-1]:
-            inner = inner[key]
-        inner[place[-1]] = value
-    else:
-        document = value
     try:
-        seen = choose_program([read_ledger(document, "file")], 7, "from file")
+        seen = choose_program([read_ledger(with_value(_document(), place, value), "file")], 7, "from file")
     except (RecordingError, StartupError):
         return
     needs = tuple(assess_need(uses) for uses in seen.uses)
@@ -500,9 +474,6 @@ def test_any_value_of_a_saved_ledger_may_be_wrong(place: tuple[Any, ...], value:
     assert found.status in (0, 1, 3)
     assert all(line.isprintable() for line in fit_lines(found))
     json.dumps(fit_json(found), allow_nan=False)
-
-
-CARD = 24_265 * MIB
 
 
 def use(

@@ -22,6 +22,7 @@ from vramledger.verdicts.cleanliness import find_leftovers, overall_status
 
 NOW = 1_800_000_000.0
 CLEAN = NodeMarks(tainted=False)
+POD = Owner("pod", "team/job", namespace="team", pod="job")
 
 
 def answer(verdict: str = "not-clean", *reasons: tuple[str, bool, int], **more: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -124,9 +125,6 @@ def test_a_guilty_process_stays_recorded_beside_a_new_one() -> None:
     assert read_recorded(marks.annotation) == Recorded("boot", frozenset({(4711, 7), (12, 7)}))
     text = Recorded("boot", frozenset((pid, pid) for pid in range(10_000))).to_text()
     assert len(sure(read_recorded(text)).processes) == MAX_ANNOTATED
-
-
-POD = Owner("pod", "team/job", namespace="team", pod="job")
 
 
 def host(owner: Owner | None, place: DeviceSnapshot, **more: Any) -> Snapshot:  # noqa: ANN401

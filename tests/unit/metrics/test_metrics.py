@@ -57,6 +57,7 @@ HOME = Path(metrics.__file__).parent
 Series = dict[tuple[str, ...], float]
 
 ASLEEP = DeviceSnapshot(DeviceReading(5, "GPU-asleep", error="asleep"), up=False)
+LABELLED = PodLabels("ml", "train-0", (("app/name", None), ("team", 'vi"sion')))
 
 
 def served(shot: Snapshot, most: int = 0) -> dict[str, Series]:
@@ -372,9 +373,6 @@ def test_a_rank_is_shown_where_the_environment_names_it() -> None:
     ranks = [process(7, distributed=True), process(8)]
     page = served(snapshot(device(0, [holding(7), holding(8)]), processes=ranks))
     assert page["process_rank_info"] == {("7", "1", "2", "gpu-1:29500"): 1}
-
-
-LABELLED = PodLabels("ml", "train-0", (("app/name", None), ("team", 'vi"sion')))
 
 
 def test_labels_of_pods_are_named_as_kube_state_metrics_names_them() -> None:

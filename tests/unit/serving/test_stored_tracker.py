@@ -88,15 +88,6 @@ def byte_seconds(snapshot: Snapshot) -> float:
     return sum(sum(each.byte_seconds.values()) for each in sure(device.owner_usage).owners)
 
 
-def test_the_same_boot_goes_on(tmp_path: Path) -> None:
-    """After a restart within a boot, who was idle is idle since the same moment, and counters go on."""
-    past = stored_past(tmp_path)
-    past.now += 20
-    (after,) = restarted(tmp_path, [past.reading()])
-    assert the_holding(after).state is State.IDLE
-    assert byte_seconds(after) > 0
-
-
 @pytest.mark.parametrize("same_start", [True, False])
 def test_a_reboot_forgets_pids(tmp_path: Path, same_start: bool) -> None:
     """After a reboot a pid is another process, even with the start time in ticks of one before the reboot."""

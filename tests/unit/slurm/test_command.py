@@ -23,6 +23,8 @@ from vramledger.verdicts.cleanliness import (
 )
 
 GIB = 2**30
+DOCKER = f"0::/system.slice/docker-{'a5' * 32}.scope"
+PODMAN = f"0::/user.slice/user-7.slice/user@7.service/libpod-{'a5' * 32}.scope"
 
 
 def status(
@@ -120,10 +122,6 @@ def test_a_search_without_an_end(search: SearchExtent, expected: int, named: tup
     empty = snapshot(device(hidden=()))
     results = check_job_devices(empty, question, NodeJobs(), lambda _: (), search)
     assert overall_status(results) == expected
-
-
-DOCKER = f"0::/system.slice/docker-{'a5' * 32}.scope"
-PODMAN = f"0::/user.slice/user-7.slice/user@7.service/libpod-{'a5' * 32}.scope"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import shutil
 import sqlite3
 import stat
 import subprocess
-import threading
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -332,34 +331,6 @@ def test_a_file_system_that_becomes_read_only_costs_the_past_alone(tmp_path: Pat
         assert times_in(disk / "past")[-2:] == [62.0, 63.0]
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
-
-
-def test_a_reader_never_delays_what_is_stored(tmp_path: Path) -> None:
-    """Beside a reader in a transaction, and others that ask all the time, all is written at once."""
-    past = StoredPast(tmp_path, small_host())
-    past.watch(100)
-    past.process.flush()
-    stop = threading.Event()
-
-    def ask() -> None:
-        while not stop.is_set():
-            ask_sqlite(tmp_path, "SELECT owner, sum(held * seconds) FROM holders GROUP BY owner")
-
-    with closing(sqlite3.connect(f"file:{tmp_path / NAME}?mode=ro", uri=True)) as held:
-        held.execute("BEGIN")
-        assert held.execute("SELECT count(*) FROM holders").fetchone()
-        threads = [threading.Thread(target=ask) for _ in range(3)]
-        for each in threads:
-            each.start()
-        try:
-            for number in range(20):
-                past.watch(5)
-                assert status_of(past)["stored"] == 105 + 5 * number
-        finally:
-            stop.set()
-            for each in threads:
-                each.join()
-        assert held.execute("SELECT max(time + seconds) FROM holders").fetchone() == (EPOCH + 99,)
 
 
 @pytest.mark.parametrize("ask", ["since", "slider"])

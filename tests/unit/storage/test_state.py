@@ -27,6 +27,7 @@ from vramledger.storage.state import VERSION, recall, write_state
 from vramledger.views.timeline import Timeline
 
 ENTRIES = judging.load()
+SINCE_1970 = 1.7e9
 
 
 def stored(tracker: HoldingTracker, timeline: Timeline | None = None) -> Any:  # noqa: ANN401 JSON values
@@ -137,9 +138,6 @@ def test_a_state_that_is_not_of_this_version_is_refused_in_one_line(state: objec
         recall(tracker, Timeline(), state)
     assert "\n" not in str(refused.value)
     assert tracker.state == HoldingTracker(idle_after=1.0).state
-
-
-SINCE_1970 = 1.7e9
 
 
 def unix_times(value: object, place: str = "") -> Iterator[tuple[str, float]]:

@@ -81,6 +81,13 @@ PATHS = [
     ("home/ada/libtorch_cuda.so/notes.txt", "unknown"),
     ("home/ada/cupy/_core/notes.txt", "unknown"),
 ]
+ANONYMOUS = b"7f0c5e600000-7f0c5e8a2000 rw-p 00000000 00:00 0 \n7ffd0-7ffd1 rw-p 0 00:00 0    [stack]\n"
+EMPTY_CARD = MemoryPattern(518 * MIB, H200, watched=True, jump=518 * MIB, left=142_000 * MIB)
+"""A context has appeared on an H200, and nothing else."""
+TF, JAX, TORCH = "libtensorflow", "xla_cuda_plugin", "libtorch_cuda"
+ENVIRONMENTS = st.lists(
+    st.tuples(st.sampled_from([*SETTINGS, "TOKEN"]).map(str.encode), st.binary(max_size=300))
+)
 
 
 def mapping(path: str) -> bytes:
@@ -88,9 +95,6 @@ def mapping(path: str) -> bytes:
     return (
         "7f0c5e600000-7f0c5e8a2000 r-xp 00000000 fd:01 1049".ljust(73).encode() + b"/" + path.encode() + b"\n"
     )
-
-
-ANONYMOUS = b"7f0c5e600000-7f0c5e8a2000 rw-p 00000000 00:00 0 \n7ffd0-7ffd1 rw-p 0 00:00 0    [stack]\n"
 
 
 @pytest.mark.parametrize(("path", "framework"), PATHS)
@@ -114,10 +118,6 @@ def test_every_library_has_a_path_here() -> None:
     assert untried == set()
 
 
-EMPTY_CARD = MemoryPattern(518 * MIB, H200, watched=True, jump=518 * MIB, left=142_000 * MIB)
-"""A context has appeared on an H200, and nothing else."""
-
-
 def taken(memory: int, total: int = 143_771, left: int | None = None) -> MemoryPattern:
     """Take this number of MiB at once after a context, while the exporter watches."""
     before = MemoryPattern(518 * MIB, total * MIB, watched=True, jump=518 * MIB, left=(total - 518) * MIB)
@@ -135,9 +135,6 @@ def stepwise(*sizes: int, total: int = 143_771) -> MemoryPattern:
 def found_late(memory: int, total: int = 143_771) -> MemoryPattern:
     """Exist before the exporter starts."""
     return MemoryPattern(memory * MIB, total * MIB)
-
-
-TF, JAX, TORCH = "libtensorflow", "xla_cuda_plugin", "libtorch_cuda"
 
 
 @pytest.mark.parametrize(
@@ -237,11 +234,6 @@ def test_what_is_a_preallocation() -> None:
     assert "not readable" in classify((TORCH,), (), environ=False).why
     assert "not readable" in classify(None, ()).why
     assert "has loaded JAX and TensorFlow, and which" in classify((TF, JAX, "libcuda"), ()).why
-
-
-ENVIRONMENTS = st.lists(
-    st.tuples(st.sampled_from([*SETTINGS, "TOKEN"]).map(str.encode), st.binary(max_size=300))
-)
 
 
 @given(ENVIRONMENTS, st.binary(max_size=400), st.integers(0, 70_000))

@@ -30,6 +30,8 @@ ROW = ProcessRow(1000, 100, "S", 1, 1000, 400, 0, 3)
 ADOPTED = Ties(1000, 100, adopted=True, worker=False)
 WORKER = ADOPTED._replace(worker=True, severed=2)
 """What ties a process that was adopted: nothing is known of it, or it is a worker without a launcher."""
+PLAIN = ROW._replace(pgrp=900)
+"""A process that leads nothing."""
 
 
 def judge(
@@ -45,10 +47,6 @@ def judge(
 def job(parent: ParentFacts | None = INIT, **known: Any) -> ProcessFacts:  # noqa: ANN401 any field of the facts
     """Return the facts of that process; its group's leader is alive unless the test says otherwise."""
     return replace(ProcessFacts(1000, 100, parent=parent, leader_alive=True, nspid=(1000,)), **known)
-
-
-PLAIN = ROW._replace(pgrp=900)
-"""A process that leads nothing."""
 
 
 @pytest.mark.parametrize("comm", ["python3", "bash", "sudo", "gdb", "watch", "monit", "systemd"])

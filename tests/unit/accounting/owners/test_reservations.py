@@ -38,6 +38,11 @@ KUBELET = Scheduler("kubelet", (GPU,), (Grant("pod", "ml/train-0", (GPU,)),))
 SLURM = Scheduler("slurm", ("*",), (Grant("slurm", "42", ("nvidia0",)),))
 NOMAD_SCOPE = "5b3b6f0e.worker.scope"
 NOMAD = Scheduler("nomad", (GPU,), (Grant("nomad", "train/worker/5b3b6f0e", (GPU,), NOMAD_SCOPE),))
+CONTROL = ParentFacts(6, 1, "nvidia-cuda-mps", "x", init=False, uid=0, program="nvidia-cuda-mps-control")
+INSTANCE = DeviceReading(
+    0, "MIG-a", minor=3, parent="GPU-p", mig_profile="1g", gpu_instance=9, compute_instance=0
+)
+WHOLE = DeviceReading(0, "GPU-p", minor=3)
 
 
 def sampled(
@@ -140,9 +145,6 @@ def test_nobody_is_blamed_in_doubt(changes: dict[str, Any]) -> None:
     assert not sure(reservation_status(sampled(owner, *schedulers, **changes))).unreserved_pids
 
 
-CONTROL = ParentFacts(6, 1, "nvidia-cuda-mps", "x", init=False, uid=0, program="nvidia-cuda-mps-control")
-
-
 @pytest.mark.parametrize(
     ("parent", "command", "unreserved"),
     [
@@ -178,12 +180,6 @@ def test_a_name_alone_makes_no_holder_a_client_of_mps(parent: ParentFacts | None
     assert (
         mps_servers(device, {7: ProcessRow(7, 7, "S", 1, 7, 7, 0, 1)}, lambda _pid, _start: facts) == servers
     )
-
-
-INSTANCE = DeviceReading(
-    0, "MIG-a", minor=3, parent="GPU-p", mig_profile="1g", gpu_instance=9, compute_instance=0
-)
-WHOLE = DeviceReading(0, "GPU-p", minor=3)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from vramledger.model.reading import HiddenHolder
 from vramledger.model.snapshot import DeviceSnapshot, Grade, Holding, Ledger, State
 
 TEN = dict.fromkeys(range(10, 20), (0, 0))
+ACTIONS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7), st.integers(0, 16)), max_size=40)
 
 
 def watched() -> Card:
@@ -240,9 +241,6 @@ def test_the_clock_may_be_set() -> None:
     before = card.device(6).left[0].ended
     ahead = card.exporter.sample(card.now + 1, boot_time=600 + 3600, time=EPOCH + 3600 + card.now + 1)
     assert ahead.devices[0].left[0].ended == before + 3600
-
-
-ACTIONS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7), st.integers(0, 16)), max_size=40)
 
 
 @settings(max_examples=50, deadline=None)

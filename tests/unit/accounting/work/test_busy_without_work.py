@@ -23,6 +23,8 @@ NOTHING = {
 """A rank of a training that waits for another one which hangs."""
 
 WAITING = DeviceReading(0, "GPU-0", utilization={"gpu": 1.0, "memory": 0.0}, activity=NOTHING)
+IDLE = {"device_power_watts": 128.0, "device_power_limit_watts": 700.0}
+BUSY = {"gpu": 1.0, "memory": 0.0}
 
 
 class Watched:
@@ -240,10 +242,6 @@ def test_only_who_keeps_it_busy_says_it(hung: OneHolder) -> None:
         (device,) = hung.sample().devices
     said = {holding.pid: holding.busy_without_work_since is not None for holding in device.holdings}
     assert said == {PID: True, 8: False}
-
-
-IDLE = {"device_power_watts": 128.0, "device_power_limit_watts": 700.0}
-BUSY = {"gpu": 1.0, "memory": 0.0}
 
 
 def ghostly() -> OneHolder:

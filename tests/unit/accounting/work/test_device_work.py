@@ -30,6 +30,9 @@ MATMUL = {**NOTHING, "sm": 2e-8}
 TRAINING = {**NOTHING, "sm": 0.9, "dram": 0.3}
 COPIES = {**NOTHING, "pcie_receive": 64.0 * 2**20}
 OFF = {"gpu": 0.0, "memory": 0.0}
+SERVER = {5: "nvidia-cuda-mps-server"}
+IDLE, LAUNCH = 0.0019, 0.0004
+"""CPU seconds that an idle server took in a second on an H200, and that the smallest launch takes."""
 
 
 def row(pid: int, sm: float = 0.0) -> tuple[int, float]:
@@ -97,17 +100,6 @@ class Device:
 def idle_with(holding: Holding) -> Grade | None:
     """Return the grade at which a holder is idle, None when it is not."""
     return holding.grade if holding.state is State.IDLE else None
-
-
-def test_a_notebook_alone_is_proven_idle_although_it_has_a_row_every_second() -> None:
-    """The context that ran last has a row of 0 % for ever; the counters prove that nothing runs."""
-    device = Device(7)
-    for _ in range(60):
-        held = device.sample([row(7)], NOTHING)
-        assert held[7].state is State.ACTIVE
-    held = device.sample([row(7)], NOTHING)
-    assert idle_with(held[7]) is Grade.PROVEN
-    assert held[7].since == EPOCH + 1
 
 
 def test_a_small_kernel_every_three_seconds_is_work_whose_rows_say_0() -> None:
@@ -348,9 +340,6 @@ def test_a_sample_without_counters_ends_what_was_proven() -> None:
     assert idle_with(device.sample([row(7)], NOTHING)[7]) is Grade.PROVEN
 
 
-SERVER = {5: "nvidia-cuda-mps-server"}
-
-
 @pytest.mark.parametrize("kinds", ["CM", "C"], ids=["listed as clients", "the list is not supported"])
 def test_clients_of_mps_are_not_idle_while_their_server_works(kinds: str) -> None:
     """The driver names the server in place of its clients, so any of them may have worked."""
@@ -378,10 +367,6 @@ def test_a_new_holder_has_not_been_quiet_before_it_was_there() -> None:
     device.pids, device.kinds[8] = (7, 8), "C"
     for _ in range(59):
         assert device.sample([row(7)], NOTHING)[8].state is State.ACTIVE
-
-
-IDLE, LAUNCH = 0.0019, 0.0004
-"""CPU seconds that an idle server took in a second on an H200, and that the smallest launch takes."""
 
 
 @pytest.mark.parametrize("length", [1.0, 3.0])

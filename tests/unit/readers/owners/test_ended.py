@@ -29,6 +29,7 @@ MARKS = {
     "Podman": (f"/machine.slice/libpod-{A}.scope/container", f"run/crun/{A}"),
     "Slurm": (f"{STEP}/user/task_0", f"sys/fs/cgroup{STEP}/slurm"),
 }
+NEIGHBOUR = "f" * 8 + UID[8:]
 
 
 class Scene:
@@ -66,9 +67,6 @@ def test_a_mark_that_was_there_and_is_gone_ends_the_owner(tmp_path: Path, runtim
     assert " has ended: " in why
     (tmp_path / mark).mkdir()
     assert scene.look() is None
-
-
-NEIGHBOUR = "f" * 8 + UID[8:]
 
 
 def neighbour_of(tmp_path: Path, path: str, mark: str) -> Scene:

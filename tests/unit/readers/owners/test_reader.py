@@ -27,6 +27,7 @@ B = "5eed917563583925ffdbd40a64efb2aaffe58638e57add8becaf460fe74f5b1c"
 UID = "a5c1f8d5-1919-434d-add7-4afaafdaef89"
 KUBELET = f"/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-containerd-{A}.scope"
 NOTEBOOK = "/home/ada/work/gan.ipynb"
+ID = "0f3a9d52-7c11-4b6e-9a55-1d2c3b4a5f60"
 
 
 def facts(*paths: str, user: str | None = "ada", claims: str = "") -> ProcessFacts:
@@ -271,9 +272,6 @@ def test_hostile_names_are_no_labels(tmp_path_factory: pytest.TempPathFactory, n
             continue
     found = sure(answer(root, facts(KUBELET)))
     assert all(letter in "abcdefghijklmnopqrstuvwxyz0123456789-./" for letter in found.name)
-
-
-ID = "0f3a9d52-7c11-4b6e-9a55-1d2c3b4a5f60"
 
 
 @pytest.mark.parametrize(
