@@ -31,7 +31,6 @@ class Watcher:
     """The sampler's part and the ledger's, with a GPU that lists the holders of a tree."""
 
     def __init__(self, pids: Iterable[int]) -> None:
-        """Start to watch; what happened before is not known."""
         self._pids = tuple(pids)
         self._processes = Host(PROC)
         self._tracker = HoldingTracker(idle_after=600)

@@ -96,9 +96,14 @@ def sample(
     return tracker.update(reading)
 
 
+def shot(*devices: DeviceReading, namespace: bool = True) -> Snapshot:
+    """Take one sample."""
+    return sample(HoldingTracker(idle_after=600), 0, *devices, namespace=namespace)
+
+
 def sampled(*devices: DeviceReading, namespace: bool = True) -> DeviceSnapshot:
     """Take one sample and return the first device."""
-    return sample(HoldingTracker(idle_after=600), 0, *devices, namespace=namespace).devices[0]
+    return shot(*devices, namespace=namespace).devices[0]
 
 
 @given(
@@ -142,7 +147,7 @@ def test_pages_that_stay_belong_to_the_operating_system() -> None:
         assert all(each.uncharged is None for each in device.holdings)
     assert [each.status for each in check_devices(after, (), CheckTolerance())] == [CLEAN]
     ordinary = replace(left, memory_kind=None)
-    blamed = sample(HoldingTracker(idle_after=600), 0, ordinary)
+    blamed = shot(ordinary)
     assert [each.status for each in check_devices(blamed, (), CheckTolerance())] == [NOT_CLEAN]
 
 
@@ -173,7 +178,7 @@ UNREADABLE = replace(coherent(40 * GIB), node=None)
 @pytest.mark.parametrize("device", [unified(79 * GIB), UNREADABLE], ids=["unified", "unreadable node"])
 def test_what_the_operating_system_holds_is_not_0_where_it_is_not_known(device: DeviceReading) -> None:
     """Where neither the holders nor the kernel's own bytes are known, all used bytes are unknown."""
-    snapshot = sample(HoldingTracker(idle_after=600), 0, device, namespace=False)
+    snapshot = shot(device, namespace=False)
     ledger = sure(snapshot.devices[0].ledger)
     assert (ledger.operating_system, ledger.states[State.UNKNOWN]) == (None, 40 * GIB)
     families = {family.name.removeprefix("vramledger_"): family for family in FAMILIES}
@@ -196,11 +201,11 @@ def test_a_blind_sample_judges_no_owner_by_such_memory(device: DeviceReading) ->
 
 def test_check_of_unified_memory() -> None:
     """A busy host is clean, a holder is not, a blind view says so, and no driver's reserve is missed."""
-    snapshot = sample(HoldingTracker(idle_after=600), 0, unified(79 * GIB), namespace=False)
+    snapshot = shot(unified(79 * GIB), namespace=False)
     (result,) = check_devices(snapshot, (), CheckTolerance())
     assert [reason.kind for reason in result.reasons] == ["blind"]
-    empty = sample(HoldingTracker(idle_after=600), 0, unified(19 * GIB))
-    held = sample(HoldingTracker(idle_after=600), 0, unified(19 * GIB, (7, GIB)))
+    empty = shot(unified(19 * GIB))
+    held = shot(unified(19 * GIB, (7, GIB)))
     assert [(each.status, each.reasons) for each in check_devices(empty, (), CheckTolerance())] == [
         (CLEAN, ())
     ]
@@ -219,13 +224,8 @@ def test_unified_memory_has_a_ledger() -> None:
 
 def test_two_gpus_on_one_hosts_memory_count_it_once() -> None:
     """Where two devices use the host's memory, it is counted under the first, with the holders of both."""
-    snapshot = sample(
-        HoldingTracker(idle_after=600),
-        0,
-        unified(79 * GIB, (7, 30 * GIB)),
-        unified(79 * GIB, (8, 5 * GIB), uuid="GPU-b", index=1),
-    )
-    first, second = snapshot.devices
+    other = unified(79 * GIB, (8, 5 * GIB), uuid="GPU-b", index=1)
+    first, second = shot(unified(79 * GIB, (7, 30 * GIB)), other).devices
     assert first.ledger is not None
     assert (first.memory_counted_under, second.memory_counted_under) == (None, "GPU-a")
     assert (first.ledger.operating_system, first.ledger.states[State.ACTIVE]) == (5 * GIB, 35 * GIB)
@@ -235,16 +235,16 @@ def test_shared_memory_is_not_called_page_cache() -> None:
     """The text shows what the kernel can drop apart from shared memory and tmpfs, which it cannot."""
     device = coherent(40 * GIB, file=9 * GIB)
     shown = replace(device, node=sure(device.node)._replace(shared=6 * GIB))
-    text = render_table(sample(HoldingTracker(idle_after=600), 0, shown))
+    text = render_table(shot(shown))
     assert "page cache 3.00 GiB, shared memory and tmpfs 6.00 GiB, memory of programs" in text
-    text = render_table(sample(HoldingTracker(idle_after=600), 0, device))
+    text = render_table(shot(device))
     assert "page cache, shared memory and tmpfs 9.00 GiB, memory of programs" in text
 
 
 @pytest.mark.parametrize("device", [coherent(40 * GIB, file=3 * GIB), unified(79 * GIB)])
 def test_people_are_told_what_the_operating_system_holds(device: DeviceReading) -> None:
     """The table and the JSON name the bytes and what they are."""
-    snapshot = sample(HoldingTracker(idle_after=600), 0, device)
+    snapshot = shot(device)
     told = snapshot_json(snapshot)["devices"]
     assert isinstance(told, list)
     assert isinstance(told[0], dict)
@@ -266,14 +266,6 @@ SECOND = instance("MIG-a", 1, 1, (8, 2 * GIB))
 ALONE = instance("MIG-c", 2, 0, (9, 12 * GIB))
 
 
-def shared(*devices: DeviceReading) -> Snapshot:
-    """Take one sample of these devices; every holder is alive."""
-    pids = [entry.pid for each in devices for entry in each.processes or ()]
-    rows = tuple(ProcessRow(pid, pid * 100, "S", 1, pid, pid, 0, 1) for pid in pids)
-    reading = Reading(1000.0, 10.0, host_pid_namespace=True, devices=devices, rows=rows)
-    return HoldingTracker(idle_after=600).update(reading)
-
-
 def ledgers(snapshot: Snapshot) -> dict[str, Ledger | None]:
     """Return the ledgers by UUID."""
     return {each.key[1]: each.ledger for each in snapshot.devices}
@@ -287,7 +279,7 @@ def test_who_shares_memory() -> None:
 
 def test_what_a_sibling_holds_is_not_unattributed() -> None:
     """The ledger is that of the GPU instance: the bytes of each holder are in it, whoever lists it."""
-    found = ledgers(shared(WHOLE, FIRST, SECOND, ALONE))
+    found = ledgers(shot(WHOLE, FIRST, SECOND, ALONE))
     for uuid in ("MIG-a", "MIG-b", "MIG-c"):
         ledger = sure(found[uuid])
         assert (ledger.unattributed, ledger.overlap, ledger.states[State.ACTIVE]) == (0, 0, 12 * GIB)
@@ -295,21 +287,18 @@ def test_what_a_sibling_holds_is_not_unattributed() -> None:
 
 def test_the_memory_is_counted_once() -> None:
     """In sums over devices no byte is twice: the families of the ledger have it under one of them."""
-    snapshot = shared(WHOLE, FIRST, SECOND, ALONE)
+    snapshot = shot(WHOLE, FIRST, SECOND, ALONE)
     families = {family.name.removeprefix("vramledger_"): family for family in FAMILIES}
     for name in ("device_memory_total_bytes", "device_memory_bytes", "device_memory_used_peak_bytes"):
         read = families[name].read
         assert {each.key[1] for each in snapshot.devices if read(each)} == {"MIG-b", "MIG-c"}
     wasted = families["device_memory_wasted_bytes"].read
-    assert {each.key[1] for each in snapshot.devices if wasted(each) is not None} == {
-        "MIG-a",
-        "MIG-b",
-        "MIG-c",
-    }
+    known = {each.key[1] for each in snapshot.devices if wasted(each) is not None}
+    assert known == {"MIG-a", "MIG-b", "MIG-c"}
 
 
 def test_a_sibling_without_a_list_leaves_no_ledger() -> None:
     """What the others hold is not known then, so nothing is called unattributed, and nobody is charged."""
     for changes in ({"processes": None}, {"error": "failed", "processes": None, "memory": None}):
-        found = ledgers(shared(WHOLE, FIRST, replace(SECOND, **changes)))
+        found = ledgers(shot(WHOLE, FIRST, replace(SECOND, **changes)))
         assert found == {"GPU-a": None, "MIG-b": None, "MIG-a": None}

@@ -18,7 +18,16 @@ from typing import Any
 import pytest
 
 from tests.support.host.model import EPOCH, GIB
-from tests.support.past import StoredPast, ask_sqlite, names_in, night, small_host, status_of, times_in
+from tests.support.past import (
+    StoredPast,
+    ask_sqlite,
+    names_in,
+    night,
+    small_host,
+    status_of,
+    times_in,
+    watched_past,
+)
 from tests.support.requirements import do_without, require_root
 from vramledger.errors import RecordingError, StartupError
 from vramledger.storage import answers
@@ -136,9 +145,7 @@ def test_a_damaged_file_is_put_aside(tmp_path: Path, where: float | str) -> None
 
 def test_a_wrong_bit_of_a_moment_costs_its_segment_alone(tmp_path: Path) -> None:
     """Where the lines of a segment were changed nothing of it is shown, and everything else is."""
-    past = StoredPast(tmp_path, small_host())
-    past.watch(1900)
-    past.process.flush()
+    past = watched_past(tmp_path, 1900)
     with closing(sqlite3.connect(tmp_path / NAME)) as connection:
         number, lines = connection.execute(
             "SELECT id, lines FROM piece ORDER BY length(lines) DESC LIMIT 1"
@@ -336,9 +343,7 @@ def test_a_file_system_that_becomes_read_only_costs_the_past_alone(tmp_path: Pat
 @pytest.mark.parametrize("ask", ["since", "slider"])
 def test_an_answer_takes_no_more_memory_for_a_longer_past(tmp_path: Path, ask: str) -> None:
     """A user who begins and ends programs all day makes no question take hundreds of MiB."""
-    past = StoredPast(tmp_path, small_host())
-    past.watch(65)
-    past.process.flush()
+    watched_past(tmp_path, 65)
     rows = 40_000
     with closing(sqlite3.connect(tmp_path / NAME)) as file:
         file.executemany(
@@ -367,9 +372,7 @@ def test_an_answer_takes_no_more_memory_for_a_longer_past(tmp_path: Path, ask: s
 def test_a_question_for_too_much_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Readings of days are refused before they fill the memory, and a span that ends before it begins."""
     monkeypatch.setattr(answers, "READINGS_MAX", 20_000)
-    past = StoredPast(tmp_path, small_host())
-    past.watch(100)
-    past.process.flush()
+    watched_past(tmp_path, 100)
 
     def problem(**question: object) -> str:
         return str(json.loads(answer_or_problem(tmp_path, json.dumps(question).encode(), ""))["error"])
@@ -381,9 +384,7 @@ def test_a_question_for_too_much_is_one_line(tmp_path: Path, monkeypatch: pytest
 
 def test_nothing_in_the_file_runs_code(tmp_path: Path) -> None:
     """A view or a trigger that loads a library, and was put there by somebody, is an error and loads none."""
-    past = StoredPast(tmp_path, small_host())
-    past.watch(10)
-    past.process.flush()
+    past = watched_past(tmp_path, 10)
     with closing(sqlite3.connect(tmp_path / NAME)) as file:
         file.executescript(
             "CREATE TRIGGER bad BEFORE INSERT ON piece BEGIN SELECT load_extension('/there/is/none'); END;"
@@ -422,9 +423,7 @@ def test_a_reader_of_hours_does_not_fill_the_disk(tmp_path: Path) -> None:
 
 def test_somebody_who_writes_to_the_file_costs_readings_and_no_more(tmp_path: Path) -> None:
     """While another program has the file for writing nothing is stored, and that is said."""
-    past = StoredPast(tmp_path, small_host())
-    past.watch(10)
-    past.process.flush()
+    past = watched_past(tmp_path, 10)
     with closing(sqlite3.connect(tmp_path / NAME, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         past.watch(3)
@@ -438,9 +437,7 @@ def test_the_command_of_sqlite_reads_beside_the_exporter(tmp_path: Path) -> None
     """``sqlite3 FILE`` shows the tables while they are written, and leaves nothing behind."""
     if shutil.which("sqlite3") is None:
         do_without("sqlite3")
-    past = StoredPast(tmp_path, small_host())
-    past.watch(65)
-    past.process.flush()
+    past = watched_past(tmp_path, 65)
     done = subprocess.run(
         ["sqlite3", "-readonly", tmp_path / NAME, "SELECT pid, state, held FROM holders LIMIT 1"],
         check=True, capture_output=True, text=True,

@@ -31,7 +31,6 @@ class Watched:
     """A watch that is given samples a second apart."""
 
     def __init__(self) -> None:
-        """Begin at some moment."""
         self.spans: dict[str, Span] = {}
         self.now = 1000.0
 

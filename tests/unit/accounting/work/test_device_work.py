@@ -44,7 +44,6 @@ class Device:
     """A GPU whose driver says what the test tells, once a second."""
 
     def __init__(self, *pids: int, kinds: str = "C", names: dict[int, str] | None = None) -> None:
-        """Start with these holders."""
         self.pids, self.kinds, self.names = pids, dict.fromkeys(pids, kinds), names or {}
         self.now = 0.0
         self.tracker = HoldingTracker(idle_after=IDLE_AFTER)
@@ -96,6 +95,10 @@ class Device:
         (snapshot,) = self.tracker.update(reading).devices
         return {each.pid: each for each in snapshot.holdings}
 
+    def watch(self, seconds: int, *args: Any, **says: Any) -> dict[int, Holding]:  # noqa: ANN401 as for a sample
+        """Sample once a second; return the last holdings."""
+        return [self.sample(*args, **says) for _ in range(seconds)][-1]
+
 
 def idle_with(holding: Holding) -> Grade | None:
     """Return the grade at which a holder is idle, None when it is not."""
@@ -121,8 +124,7 @@ def test_without_rows_the_only_holder_is_the_one_that_works() -> None:
     for second in range(200):
         held = device.sample(None, MATMUL if second % 10 == 0 else NOTHING, utilization=None)
         assert held[7].state is held[8].state is State.ACTIVE
-    for _ in range(61):
-        held = device.sample(None, NOTHING, utilization=None)
+    held = device.watch(61, None, NOTHING, utilization=None)
     assert idle_with(held[7]) is idle_with(held[8]) is Grade.PROVEN
 
 
@@ -220,8 +222,7 @@ def test_a_change_of_the_runner_is_work() -> None:
 def test_beside_a_busy_holder_a_quiet_one_is_idle_only_by_inference() -> None:
     """A busy process has every row, so small work of another one would have none."""
     device = Device(7, 8)
-    for _ in range(600):
-        held = device.sample([row(7, 1.0)], TRAINING, utilization={"gpu": 1.0, "memory": 0.3})
+    held = device.watch(600, [row(7, 1.0)], TRAINING, utilization={"gpu": 1.0, "memory": 0.3})
     assert held[7].state is State.ACTIVE
     assert idle_with(held[8]) is Grade.INFERRED
     assert held[8].working is None
@@ -231,8 +232,7 @@ def test_beside_a_busy_holder_a_quiet_one_is_idle_only_by_inference() -> None:
 def test_work_beside_a_burst_is_found_when_the_burst_was_long() -> None:
     """The quiet of the time after a training says nothing of the time during it."""
     device = Device(7, 8)
-    for _ in range(100):
-        device.sample([row(7, 1.0)], TRAINING)
+    device.watch(100, [row(7, 1.0)], TRAINING)
     grades = []
     for _ in range(100):
         held = device.sample([row(7)], NOTHING)
@@ -289,8 +289,7 @@ def test_one_sample_without_a_row_is_only_late() -> None:
 def test_without_counters_nothing_is_better_than_inferred() -> None:
     """Before Hopper a 64x64 matmul is below 1 % and leaves no other row: quiet may be work."""
     device = Device(7, 8)
-    for _ in range(300):
-        held = device.sample([row(7)], None)
+    held = device.watch(300, [row(7)], None)
     assert idle_with(held[7]) is idle_with(held[8]) is Grade.INFERRED
 
 
@@ -318,12 +317,10 @@ def test_a_program_that_only_copies_alone_works() -> None:
 def test_counters_that_do_not_move_prove_nothing() -> None:
     """Where none moves they are not counting; where the driver says busy, zeros do not count."""
     device = Device(7)
-    for _ in range(200):
-        held = device.sample([row(7)], dict.fromkeys(NOTHING, 0.0) | {"seconds": 1.0})
+    held = device.watch(200, [row(7)], dict.fromkeys(NOTHING, 0.0) | {"seconds": 1.0})
     assert idle_with(held[7]) is Grade.INFERRED
     device = Device(7, 8)
-    for _ in range(200):
-        held = device.sample([row(7, 0.4)], NOTHING, utilization={"gpu": 0.4, "memory": 0.0})
+    held = device.watch(200, [row(7, 0.4)], NOTHING, utilization={"gpu": 0.4, "memory": 0.0})
     assert held[7].state is State.ACTIVE
     assert idle_with(held[8]) is Grade.INFERRED
 
@@ -331,8 +328,7 @@ def test_counters_that_do_not_move_prove_nothing() -> None:
 def test_a_sample_without_counters_ends_what_was_proven() -> None:
     """A counter that was not read may have missed work."""
     device = Device(7)
-    for _ in range(60):
-        device.sample([row(7)], NOTHING)
+    device.watch(60, [row(7)], NOTHING)
     device.sample([row(7)], None)
     for _ in range(59):
         assert idle_with(device.sample([row(7)], NOTHING)[7]) is not Grade.PROVEN
@@ -354,16 +350,14 @@ def test_clients_of_mps_are_not_idle_while_their_server_works(kinds: str) -> Non
 def test_clients_of_mps_are_idle_when_the_device_does_nothing() -> None:
     """Counters at 0 hold for every holder."""
     device = Device(5, 7, 8, kinds="CM", names=SERVER)
-    for _ in range(61):
-        held = device.sample([row(5)], NOTHING)
+    held = device.watch(61, [row(5)], NOTHING)
     assert {idle_with(held[pid]) for pid in (7, 8)} == {Grade.PROVEN}
 
 
 def test_a_new_holder_has_not_been_quiet_before_it_was_there() -> None:
     """What the device did not do before says nothing about a program that has just come."""
     device = Device(7)
-    for _ in range(200):
-        device.sample([row(7)], NOTHING)
+    device.watch(200, [row(7)], NOTHING)
     device.pids, device.kinds[8] = (7, 8), "C"
     for _ in range(59):
         assert device.sample([row(7)], NOTHING)[8].state is State.ACTIVE

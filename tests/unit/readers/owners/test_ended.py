@@ -36,7 +36,6 @@ class Scene:
     """One process with an owner, on a host below a directory."""
 
     def __init__(self, root: Path, path: str, *, started: float = 1.0) -> None:
-        """Put the process into a cgroup and check it for the first time."""
         self.root = root
         known = facts(path)
         found = resolve_owner(HostFiles(root), known)
@@ -242,7 +241,6 @@ class Clock:
     """A clock that the test sets."""
 
     def __init__(self) -> None:
-        """Start at zero."""
         self.now = 0.0
 
     def __call__(self) -> float:

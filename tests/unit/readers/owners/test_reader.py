@@ -329,7 +329,6 @@ class Service:
     """Processes in cgroups, and the owners that they have."""
 
     def __init__(self, proc: FakeProc) -> None:
-        """Begin with an init."""
         self.now = 0.0
         self.proc = proc
         self.host = Host(proc.root)
