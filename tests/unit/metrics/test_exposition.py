@@ -33,7 +33,6 @@ from tests.support.builders import (
     process,
     snapshot,
 )
-from tests.support.requirements import require_tool
 from vramledger.config import COLLECTORS, Config
 from vramledger.errors import UsageError
 from vramledger.metrics import devices, hardware, sampling
@@ -441,17 +440,6 @@ def test_gzip_is_used_where_it_is_offered(accepted: str) -> None:
     """A page is compressed only for a client that accepts it."""
     assert gzip_accepted(accepted)
     assert not any(gzip_accepted(other) for other in ("", "identity", "gzip;q=0", "gzip;q=0, *", "br"))
-
-
-@pytest.mark.parametrize(
-    "shot", [crowd(8, 8), HOSTILE, failed(), Snapshot()], ids=["crowd", "hostile", "failed", "blank"]
-)
-def test_promtool_finds_nothing_to_say(shot: Snapshot) -> None:
-    """The command promtool check metrics accepts the whole page without a remark."""
-    promtool = require_tool("promtool")
-    page = Exposition(0, os.getppid).render(shot, ScrapeRequest(ALL))
-    done = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, check=False)
-    assert (done.returncode, done.stdout.decode(), done.stderr.decode()) == (0, "", "")
 
 
 @pytest.fixture

@@ -55,44 +55,35 @@ class Device:
         self,
         rows: Sequence[tuple[int, float]] | None = (),
         activity: dict[str, float] | None = None,
+        *,
+        after: float = 1.0,
+        reading: dict[str, Any] | None = None,
         **says: Any,  # noqa: ANN401 any field of a device's reading
     ) -> dict[int, Holding]:
-        """Advance by a second; return the holdings by pid."""
-        self.now += 1.0
+        """Advance; return the holdings by pid. The reading may have other fields too."""
+        self.now += after
         cpu = tuple((pid, seconds + self.more_cpu[pid]) for pid, seconds in self.quiet_cpu.items())
         self.more_cpu = dict.fromkeys(self.pids, 0.0)
         clock = EPOCH + self.now
         parent = ParentFacts(400, 50, "bash", "bash", init=False)
-        device = DeviceReading(
-            0,
-            "GPU-0",
-            memory=MemoryReading(80 * GIB, 40 * GIB, 40 * GIB, 0),
-            processes=tuple(ProcessEntry(pid, GIB, self.kinds[pid]) for pid in self.pids),
-            process_utilization=None
-            if rows is None
-            else tuple(
+        told = {
+            "memory": MemoryReading(80 * GIB, 40 * GIB, 40 * GIB, 0), "activity": activity,
+            "processes": tuple(ProcessEntry(pid, GIB, self.kinds[pid]) for pid in self.pids),
+            "process_utilization": None if rows is None else tuple(
                 ProcessUtilization(pid, clock - 0.5 + place / 10, sm, 0.0, 0.0, 0.0)
                 for place, (pid, sm) in enumerate(rows)
             ),
-            activity=activity,
-            **{**self.says, **says},
-        )
-        reading = Reading(
-            time=clock,
-            monotonic=self.now,
-            boot_time=600.0,
-            host_pid_namespace=True,
-            devices=(device,),
-            rows=tuple(ProcessRow(pid, 100, "S", 400, 400, 400, 0, 4) for pid in self.pids),
-            cpu_taken=cpu,
-            facts=tuple(
+        }  # fmt: skip
+        known = {
+            "boot_time": 600.0, "host_pid_namespace": True, "cpu_taken": cpu,
+            "devices": (DeviceReading(0, "GPU-0", **{**told, **self.says, **says}),),
+            "rows": tuple(ProcessRow(pid, 100, "S", 400, 400, 400, 0, 4) for pid in self.pids),
+            "facts": tuple(
                 ProcessFacts(pid, 100, command=self.names.get(pid, "python"), parent=parent)
-                for pid in self.pids
-            )
-            if self.now == 1.0
-            else (),
-        )
-        (snapshot,) = self.tracker.update(reading).devices
+                for pid in self.pids if self.now == 1.0
+            ),
+        }  # fmt: skip
+        (snapshot,) = self.tracker.update(Reading(clock, self.now, **{**known, **(reading or {})})).devices
         return {each.pid: each for each in snapshot.holdings}
 
     def watch(self, seconds: int, *args: Any, **says: Any) -> dict[int, Holding]:  # noqa: ANN401 as for a sample
