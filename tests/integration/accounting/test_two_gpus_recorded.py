@@ -52,7 +52,6 @@ class Replayed(NamedTuple):
 
 @cache
 def replay(name: str, idle_after: float = 600.0) -> Replayed:
-    """Replay a recording."""
     tracker = HoldingTracker(idle_after=idle_after)
     readings = list(read_recording(HOME / f"{name}.jsonl.gz"))
     return Replayed(readings, [tracker.update(each) for each in readings])

@@ -97,12 +97,10 @@ def sample(
 
 
 def shot(*devices: DeviceReading, namespace: bool = True) -> Snapshot:
-    """Take one sample."""
     return sample(HoldingTracker(idle_after=600), 0, *devices, namespace=namespace)
 
 
 def sampled(*devices: DeviceReading, namespace: bool = True) -> DeviceSnapshot:
-    """Take one sample and return the first device."""
     return shot(*devices, namespace=namespace).devices[0]
 
 
@@ -267,7 +265,6 @@ ALONE = instance("MIG-c", 2, 0, (9, 12 * GIB))
 
 
 def ledgers(snapshot: Snapshot) -> dict[str, Ledger | None]:
-    """Return the ledgers by UUID."""
     return {each.key[1]: each.ledger for each in snapshot.devices}
 
 

@@ -157,7 +157,6 @@ class FakeSession:
         self._devices = devices
 
     def list_devices(self) -> list[object]:
-        """Return the devices that the session made."""
         return self._devices
 
 

@@ -23,7 +23,6 @@ OLD = replace(FULL, index=1, uuid="GPU-2", activity=None)
 
 
 def found(reading: Reading, subject: str) -> Finding:
-    """Return the one finding about a subject."""
     (finding,) = [each for each in diagnose(reading, ROOT) if each.subject == subject]
     return finding
 

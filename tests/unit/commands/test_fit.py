@@ -494,7 +494,6 @@ def use(
 
 
 def counted(name: str, peak: int | None, *, ordinal: int | None = 0) -> FrameworkUse:
-    """Return what a framework reported."""
     return FrameworkUse(name, ordinal, peak, None)
 
 

@@ -78,7 +78,6 @@ class Theirs(Collector):
         self._collected = sorted(((family, samples) for family, samples in collected if samples), key=_name)
 
     def collect(self) -> Iterable[Metric]:
-        """Make a Metric of each family."""
         for family, samples in self._collected:
             metric = Metric(family.base, family.help, family.kind, family.unit)
             for labels, value in samples:
@@ -229,7 +228,6 @@ class Library(Collector):
     """What prometheus_client itself says of a process that is its own sampler."""
 
     def collect(self) -> Iterable[Metric]:
-        """Return its families, sorted as on a page."""
         ours = ProcessCollector(registry=None)
         sampler = ProcessCollector("vramledger_sampler", os.getpid, registry=None)
         python = PlatformCollector(registry=None)

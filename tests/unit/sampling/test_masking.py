@@ -31,33 +31,27 @@ POD = "8f2b1c4d-5be5-4c2d-9d1e-0c5e4b1f7a00"
 
 
 def facts(**known: Any) -> Reading:  # noqa: ANN401 ProcessFacts' fields
-    """Wrap facts."""
     return Reading(1.0, 1.0, facts=(ProcessFacts(1, 1, **known),))
 
 
 def parent(comm: str, command: str) -> Reading:
-    """Wrap a parent."""
     return facts(parent=ParentFacts(1, 1, comm, command, init=False))
 
 
 def owner(kind: str, name: str, **known: str) -> Reading:
-    """Wrap an owner."""
     return facts(owner=Owner(kind, name, **known))
 
 
 def device(uuid: str = "GPU-1", above: str | None = None) -> Reading:
-    """Wrap a device."""
     return Reading(1.0, 1.0, devices=(DeviceReading(0, uuid, parent=above),))
 
 
 def reserved(name: str = "x", device: str = "GPU-1", kind: str = "pod", **known: str) -> Reading:
-    """Wrap a reservation."""
     grant = Grant(kind, name, (device,), **known)
     return Reading(1.0, 1.0, schedulers=(Scheduler("kubelet", (), (grant,)),))
 
 
 def hidden(command: str, user: str | None) -> Reading:
-    """Wrap a hidden holder."""
     return Reading(1.0, 1.0, hidden=(HiddenHolder(1, 1, "cuda", command, user, (0,)),))
 
 

@@ -42,7 +42,6 @@ class _Sink:
         self.sent: list[tuple[bytes, bytes]] = []
 
     def send(self, messages: Iterable[tuple[bytes, bytes]]) -> None:
-        """Keep messages."""
         self.sent += messages
 
 
@@ -61,7 +60,6 @@ def stored_past(path: Path) -> StoredPast:
 
 
 def the_holding(snapshot: Snapshot) -> Holding:
-    """Return the only holding."""
     ((holding,),) = [device.holdings for device in snapshot.devices]
     return holding
 
@@ -83,7 +81,6 @@ def restarted(path: Path, readings: Iterable[Reading]) -> list[Snapshot]:
 
 
 def byte_seconds(snapshot: Snapshot) -> float:
-    """Return the sum of all owners' byte-seconds."""
     (device,) = snapshot.devices
     return sum(sum(each.byte_seconds.values()) for each in sure(device.owner_usage).owners)
 

@@ -181,5 +181,4 @@ def test_what_no_python_line_allocated() -> None:
 
 
 def sites_of(blocks: Iterable[Block]) -> dict[Frame | None, int]:
-    """Return the live bytes of each site."""
     return {site.frame: site.size for site in sum_by_site(blocks)}

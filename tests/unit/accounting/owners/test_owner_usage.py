@@ -53,7 +53,6 @@ def ledger(unattributed: int = 0, overlap: int = 0) -> Ledger:
 
 
 def of(result: OwnerUsageTotals, key: tuple[str, str]) -> OwnerUsage:
-    """Return one owner's usage."""
     (account,) = [each for each in result.owners if (each.type, each.name) == key]
     return account
 

@@ -64,7 +64,6 @@ def sampled(
 
 
 def reservation_status(snapshot: Snapshot) -> ReservationStatus | None:
-    """Return the reservation status of the only device."""
     (device,) = snapshot.devices
     return device.reservation_status
 

@@ -87,7 +87,6 @@ class Device:
         return {each.pid: each for each in snapshot.holdings}
 
     def watch(self, seconds: int, *args: Any, **says: Any) -> dict[int, Holding]:  # noqa: ANN401 as for a sample
-        """Sample once a second; return the last holdings."""
         return [self.sample(*args, **says) for _ in range(seconds)][-1]
 
 

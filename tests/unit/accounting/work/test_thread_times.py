@@ -59,7 +59,6 @@ class Card:
         return self.device.sample(named, reading=known, processes=held, utilization=rate)[HOLDER]
 
     def watch(self, seconds: int, *args: Threads | None, **how: Any) -> Holding:  # noqa: ANN401 as for a sample
-        """Sample once a second; return the last holding."""
         return [self.sample(*args, **how) for _ in range(seconds)][-1]
 
 

@@ -233,7 +233,6 @@ def test_a_user_or_a_unit_does_not_end() -> None:
 
 
 def row(known: ProcessFacts) -> ProcessRow:
-    """Make the row of a process."""
     return ProcessRow(known.pid, known.start, "S", 1, known.pid, known.pid, 0, 1)
 
 
@@ -244,7 +243,6 @@ class Clock:
         self.now = 0.0
 
     def __call__(self) -> float:
-        """Return the time."""
         return self.now
 
 
