@@ -146,20 +146,15 @@ class TestWatching:
 class TestIdentity:
     """A process is its pid and its start time."""
 
-    def test_a_reused_pid_is_a_new_holder(self) -> None:
+    @pytest.mark.parametrize("memory", [2 * GIB, 10 * GIB])
+    def test_a_reused_pid_is_a_new_holder(self, memory: int) -> None:
         """Another process under the pid has its own peak and since, also with as many bytes as before."""
         host = OneHolder()
         host.watch(3)
         host.holder.end = host.now
-        host.reuse_pid(2 * GIB)
+        host.reuse_pid(memory)
         holding = host.holding()
-        assert (holding.peak, holding.state, holding.start) == (2 * GIB, State.ACTIVE, host.holder.start)
-        host = OneHolder()
-        host.watch(3)
-        host.holder.end = host.now
-        host.reuse_pid(10 * GIB)
-        holding = host.holding()
-        assert (holding.state, holding.start) == (State.ACTIVE, host.holder.start)
+        assert (holding.peak, holding.state, holding.start) == (memory, State.ACTIVE, host.holder.start)
 
     def test_bytes_that_outlive_their_process_stay_dead_under_a_reused_pid(self) -> None:
         """The same bytes under a pid that now belongs to a younger process are the dead process's."""
