@@ -382,7 +382,7 @@ def test_a_collector_gives_its_own_families(collector: str) -> None:
         (["nonsense"], [], "'nonsense'; these are on: agent, energy, exporter"),
         ([], ["no\nsense"], r"'no\nsense'"),
         (["pcie"], [], "'pcie'"),  # it is off
-        (["sampling"], [], "'sampling'"),  # it is no collector
+        (["sampling"], [], "'sampling'"),  # this is not a collector
     ],
 )
 def test_a_selection_without_sense_is_refused(collect: list[str], exclude: list[str], says: str) -> None:
