@@ -121,7 +121,7 @@ def test_without_rows_the_only_holder_is_the_one_that_works() -> None:
 @pytest.mark.parametrize("says", [{"failed": ("activity",)}, {"gpu_instance": None, "failed": ("mig",)}])
 def test_a_failed_query_of_the_counters_is_no_missing_counter(says: dict[str, Any]) -> None:
     """Only where the instance is known and the driver says so has a GPU no counters on it."""
-    instance = {"parent": "GPU-a", "gpu_instance": 1, "utilization": None}
+    instance: dict[str, Any] = {"parent": "GPU-a", "gpu_instance": 1, "utilization": None}
     assert "this GPU has no GPM counters" in Device(7).sample(None, None, **instance)[7].why
     device = Device(7)
     for answer in (NOTHING, None, NOTHING, None, None):
