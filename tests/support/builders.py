@@ -105,20 +105,11 @@ def holding(  # noqa: PLR0913 - a builder has as many knobs as the thing it buil
 ) -> Holding:
     """Make a holding that began a minute before NOW, in a state that is proven."""
     return Holding(
-        pid=pid,
-        start=None if state in (State.DEAD, State.UNKNOWN) else pid * 100,
-        memory=memory,
-        peak=memory,
-        kinds="C",
-        state=state,
-        since=NOW - 60,
-        why=why,
-        sm=sm,
-        last_active=last_active,
+        pid=pid, start=None if state in (State.DEAD, State.UNKNOWN) else pid * 100, memory=memory,
+        peak=memory, kinds="C", state=state, since=NOW - 60, why=why, sm=sm, last_active=last_active,
         working=False if state is State.IDLE else None,
-        grade=Grade.INFERRED if state is State.UNKNOWN else Grade.PROVEN,
-        uncharged=uncharged,
-    )
+        grade=Grade.INFERRED if state is State.UNKNOWN else Grade.PROVEN, uncharged=uncharged,
+    )  # fmt: skip
 
 
 def device(  # noqa: PLR0913 - a builder has as many knobs as the thing it builds
@@ -145,18 +136,12 @@ def device(  # noqa: PLR0913 - a builder has as many knobs as the thing it build
     used = sum(memory for _, memory in [*known, *uncharged]) + unattributed
     memory = MemoryReading(TOTAL, TOTAL - (reserved or 0) - used, used, reserved)
     reading = DeviceReading(
-        index=index,
-        uuid=uuid or f"GPU-{index:08x}-5be5-4c2d-9d1e-0c5e4b1f7a00",
-        name=name,
-        pci_bus_id=f"0000:{index + 11:02x}:00.0",
-        minor=index,
-        memory=memory,
+        index=index, uuid=uuid or f"GPU-{index:08x}-5be5-4c2d-9d1e-0c5e4b1f7a00", name=name,
+        pci_bus_id=f"0000:{index + 11:02x}:00.0", minor=index, memory=memory,
         processes=tuple(ProcessEntry(each.pid, each.memory, each.kinds) for each in held),
-        utilization=utilization,
-        activity=activity,
-        hardware=hardware or {},
+        utilization=utilization, activity=activity, hardware=hardware or {},
         reset_required=bool((hardware or {}).get("device_row_remap_failed")) if hardware else None,
-    )
+    )  # fmt: skip
     ledger = balance(memory, known, uncharged=uncharged)
     charges = [
         Charge(each.pid, each.start, ("user", "ada"), each.state, each.held, each.wasted is True)
@@ -228,14 +213,9 @@ def agent(uuid: str) -> AgentSnapshot:
         last_oom=OutOfMemory(NOW - 5, "torch", 0, MIB, "leaking", "/home/ada/oom.txt"),
     )
     return AgentSnapshot(
-        up=True,
-        received=NOW - 1,
-        report=report,
-        pools={uuid: tuple(pools)},
-        errors={"torch": 0},
-        dropped=0,
+        up=True, received=NOW - 1, report=report, pools={uuid: tuple(pools)}, errors={"torch": 0}, dropped=0,
         collections=3,
-    )
+    )  # fmt: skip
 
 
 def snapshot(
@@ -267,12 +247,9 @@ KV_CACHE = KvCache(101, 10100, 0.03125, 256 * MIB, 412_000)
 def failed(reason: str = "no-library", message: str = "libnvidia-ml.so.1 is not here") -> Snapshot:
     """Make the snapshot of a host without a driver."""
     return Snapshot(
-        serial=1,
-        failure=(reason, message),
-        time=NOW,
-        duration=0.0001,
+        serial=1, failure=(reason, message), time=NOW, duration=0.0001,
         failures={each: int(each == reason) for each in FAILURE_REASONS},
-    )
+    )  # fmt: skip
 
 
 def crowd(gpus: int, holders: int, *, turn: int = 0, serial: int = 1) -> Snapshot:

@@ -172,6 +172,14 @@ def small_host(seed: int = 1) -> Host:
     return Host([Gpu()], [Process(7, {0: Fixed(GIB)}, begin=-900.0)], Random(seed))  # noqa: S311 a simulation
 
 
+def watched_past(path: Path, seconds: int) -> StoredPast:
+    """Return the past of a small host that was watched for some seconds, all of it on the disk."""
+    past = StoredPast(path, small_host())
+    past.watch(seconds)
+    past.process.flush()
+    return past
+
+
 def names_in(path: Path) -> list[str]:
     """Return the names of the files."""
     return sorted(each.name for each in path.iterdir())

@@ -1,8 +1,9 @@
-"""Idleness on a real GPU: 50 programs on one H100, and what each of them truly did.
+"""Idleness on real GPUs, and what each program truly did.
 
-Each program wrote down when it worked, by the same clock as the sampler. Phases: ten kinds of work alone;
+Of 50 programs on one H100 each wrote down when it worked, by the sampler's clock: ten kinds of work alone;
 16 programs with small work, pipelines and idle ones; a notebook alone and beside a server; 25 programs with a
-training; the same without the training.
+training; the same without the training. In two other recordings a pipeline of two programs works, and two
+programs take turns.
 """
 
 import gzip
@@ -92,8 +93,7 @@ def test_a_notebook_alone_is_proven_idle_in_time(idle_after: float) -> None:
         for said in replay(idle_after)[pid]
         if said.holding.grade is Grade.PROVEN and is_certainly_idle(said)
     ]
-    ready = sure(TRUTH[pid].ready)
-    assert proven[0] - ready < idle_after + 30.0
+    assert proven[0] - sure(TRUTH[pid].ready) < idle_after + 30.0
 
 
 def test_those_who_do_nothing_are_idle_at_some_grade() -> None:
@@ -110,12 +110,9 @@ IDLE_AFTER = 15.0
 FIRST, SECOND = 413, 414
 UNTOLD = {419: "spins on the CPU", 420: "loads data, with CPU time that varies"}
 IDLE = {
-    415: "idle context of torch",
-    416: "another one",
-    417: "notebook",
-    418: "server without GPU work",
+    415: "idle context of torch", 416: "another one", 417: "notebook", 418: "server without GPU work",
     **dict.fromkeys(range(421, 439), "bare context"),
-}
+}  # fmt: skip
 
 
 def graded() -> dict[int, list[tuple[State, Grade]]]:
@@ -148,3 +145,44 @@ def test_whose_cpu_time_says_nothing_is_not_certainly_idle() -> None:
     said = graded()
     for pid in UNTOLD:
         assert said[pid][-1] == (State.IDLE, Grade.INFERRED)
+
+
+TURN, PERIOD = 3.0, 18.0
+TAKES_TURNS = {1365: 0.0, 1366: TURN}
+"""Who works for 3 s in each 18 s of the clock, and from when on."""
+
+IDLE_BESIDE_TURNS = {
+    1367: "bare context", 1368: "idle context of torch", 1369: "idle context of JAX",
+    1370: "idle context of CuPy", 1371: "notebook",
+    1372: "server without requests, which wakes up 20 times a second",
+}  # fmt: skip
+UNTOLD_BESIDE_TURNS = {1373: "four threads that poll", 1374: "prepares data", 1375: "spins on the CPU"}
+
+
+def said_of_turns(idle_after: float) -> list[tuple[int, Said]]:
+    """Return all that is said of the programs that take turns on an H100, and of those beside them."""
+    tracker = HoldingTracker(idle_after=idle_after)
+    return [
+        (each.pid, Said(reading.monotonic, each.since - reading.time + reading.monotonic, each))
+        for reading in read_recording(HOME / "turns.jsonl.gz")
+        for each in tracker.update(reading).devices[1].holdings
+    ]
+
+
+@pytest.mark.parametrize("idle_after", [4.0, 6.0, 8.0, 10.0, 12.0, 18.0])
+def test_nobody_who_takes_turns_is_certainly_idle_while_it_works(idle_after: float) -> None:
+    """Since when one of the two is idle at proven or seen, it has truly not worked."""
+    for pid, said in said_of_turns(idle_after):
+        if pid in TAKES_TURNS and is_certainly_idle(said):
+            ended = said.now - (said.now - TAKES_TURNS[pid]) % PERIOD + TURN  # of its newest turn
+            assert said.since > ended - 1.5, (said.now, pid)
+
+
+def test_whose_cpu_time_is_steady_is_seen_to_be_idle() -> None:
+    """Six programs that do nothing are idle, seen, at the end; a program whose CPU time varies is not."""
+    everything = said_of_turns(PERIOD)
+    end = max(said.now for _, said in everything) - 4.0
+    before = [(pid, said.holding) for pid, said in everything if said.now < end]
+    assert {pid for pid, each in before if each.grade is Grade.SEEN} == IDLE_BESIDE_TURNS.keys()
+    idle = {pid for pid, each in before if each.state is State.IDLE}
+    assert idle >= IDLE_BESIDE_TURNS.keys() | UNTOLD_BESIDE_TURNS.keys()

@@ -24,13 +24,13 @@ from vramledger.readers.hosts.tie_search import Watched, find_ties
 
 PROC = Path("/proc")
 NOBODY = 65534
+RANK = {"PMIX_RANK": "0", "INVOCATION_ID": "5d0f"}
 
 
 class Watcher:
     """The sampler's part and the ledger's, with a GPU that lists the holders of a tree."""
 
     def __init__(self, pids: Iterable[int]) -> None:
-        """Start to watch; what happened before is not known."""
         self._pids = tuple(pids)
         self._processes = Host(PROC)
         self._tracker = HoldingTracker(idle_after=600)
@@ -54,14 +54,9 @@ class Watcher:
             self._watched[row.pid] = Watched(row, facts, row.ppid if before is None else before.first_parent)
         watched = [each._replace(row=by_pid[pid]) for pid, each in self._watched.items() if pid in by_pid]
         reading = self._gpus.reading(
-            self._now,
-            boot_time=self._processes.boot_time,
-            ticks=self._processes.ticks,
-            rows=rows,
-            unseen=unseen,
-            facts=told,
-            ties=find_ties(str(PROC), watched, host_namespace=True),
-        )
+            self._now, boot_time=self._processes.boot_time, ticks=self._processes.ticks, rows=rows,
+            unseen=unseen, facts=told, ties=find_ties(str(PROC), watched, host_namespace=True),
+        )  # fmt: skip
         found = {holding.pid: holding for holding in self._tracker.update(reading).devices[0].holdings}
         return [found[pid] for pid in self._pids]
 
@@ -139,9 +134,6 @@ def test_every_moment_has_its_verdict(tree: Tree, cast: Cast) -> None:
         for (state, grade, left_over), known in zip(seen, late, strict=True):
             assert not left_over, (state, grade)
             assert state == "active" or known.state is State.ORPHANED or grade == "inferred"
-
-
-RANK = {"PMIX_RANK": "0", "INVOCATION_ID": "5d0f"}
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,20 @@ from vramledger.model.snapshot import Grade, Snapshot, State
 from vramledger.sampling.replay import read_recording
 
 HOME = Path(__file__).parents[2] / "recordings" / "two-gpus"
+STOPPED_AT, KILLED_AT, CONTINUED_AT = 235.4, 366.0, 378.4
+"""When a rank was stopped, the other job was killed, and the stopped rank was continued; monotonic."""
+IN_TURNS_SINCE = 59.0
+"""When four jobs on both GPUs hung: a rank was stopped, one killed, one left, two waited elsewhere."""
+
+IN_TURNS = {585: "stopped", 587: "killed", 589: "left", 591: "waits elsewhere"}
+"""The ranks on the first GPU, by what became of the other rank of their job."""
+KERNELS = {
+    0: (385.83, "spin-thread spin-all sleep-thread read-host fma-thread fma-block hash-thread".split()),
+    1: (386.26, "hash-block chase-warp read-cache shared-block atomics sine-block half-block".split()),
+}
+"""Kernels that stayed for 5 s each, every 6.2 s, by GPU; when the first one began."""
+DECODED = (436.6, 444.6), (459.8, 467.8)
+"""When a program decoded H.264 on the second GPU, and JPEG pictures; monotonic."""
 
 
 class Replayed(NamedTuple):
@@ -38,7 +52,6 @@ class Replayed(NamedTuple):
 
 @cache
 def replay(name: str, idle_after: float = 600.0) -> Replayed:
-    """Replay a recording."""
     tracker = HoldingTracker(idle_after=idle_after)
     readings = list(read_recording(HOME / f"{name}.jsonl.gz"))
     return Replayed(readings, [tracker.update(each) for each in readings])
@@ -114,10 +127,6 @@ def busy_without_work(name: str) -> dict[tuple[int, int], set[float]]:
     return said
 
 
-STOPPED_AT, KILLED_AT, CONTINUED_AT = 235.4, 366.0, 378.4
-"""When a rank was stopped, the other job was killed, and the stopped rank was continued; monotonic."""
-
-
 def test_a_hang_names_the_ranks_that_wait_and_only_them() -> None:
     """Of two jobs a rank was stopped or stuck in Python: the other two ranks wait for them."""
     said = busy_without_work("hangs")
@@ -140,13 +149,6 @@ def test_a_hang_that_is_over_is_not_said_any_more() -> None:
         assert [each.busy_without_work_since for each in device.holdings] == [None]
 
 
-IN_TURNS_SINCE = 59.0
-"""When four jobs on both GPUs hung: a rank was stopped, one killed, one left, two waited elsewhere."""
-
-IN_TURNS = {585: "stopped", 587: "killed", 589: "left", 591: "waits elsewhere"}
-"""The ranks on the first GPU, by what became of the other rank of their job."""
-
-
 def test_ranks_that_wait_in_turns_on_one_gpu_are_all_named() -> None:
     """Four ranks that wait on one GPU, which it runs in turns, and the one on the other GPU, are named."""
     said = busy_without_work("hangs-in-turns")
@@ -163,13 +165,6 @@ def test_ranks_that_wait_in_turns_are_named_in_each_sample() -> None:
         if IN_TURNS_SINCE + 125 < reading.monotonic < 202:
             named = {each.pid for each in snapshot.devices[0].holdings if each.busy_without_work_since}
             assert named == IN_TURNS.keys()
-
-
-KERNELS = {
-    0: (385.83, "spin-thread spin-all sleep-thread read-host fma-thread fma-block hash-thread".split()),
-    1: (386.26, "hash-block chase-warp read-cache shared-block atomics sine-block half-block".split()),
-}
-"""Kernels that stayed for 5 s each, every 6.2 s, by GPU; when the first one began."""
 
 
 def test_kernels_that_stay_and_compute_are_not_busy_without_work() -> None:
@@ -190,10 +185,6 @@ def test_kernels_that_stay_and_compute_are_not_busy_without_work() -> None:
                 if waiting.busy_without_work(spans, device, sample) is not None:
                     said.add(name)
     assert said == {"spin-thread", "sleep-thread", "chase-warp", "atomics"}
-
-
-DECODED = (436.6, 444.6), (459.8, 467.8)
-"""When a program decoded H.264 on the second GPU, and JPEG pictures; monotonic."""
 
 
 @pytest.mark.parametrize("idle_after", [4.0, 8.0])

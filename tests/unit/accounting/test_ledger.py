@@ -29,6 +29,10 @@ from vramledger.views.table import render_table
 MIB = 1024**2
 amounts = st.integers(min_value=0, max_value=2**48)
 holdings = st.lists(st.tuples(st.sampled_from(State), amounts), max_size=50)
+GIB = 2**30
+TOTAL, RESERVED = 96 * GIB, GIB
+WHOLE = DeviceReading(0, "GPU-a", divided=True)
+MEMORY = MemoryReading(20 * GIB, 8 * GIB, 12 * GIB, 0)
 
 
 @given(free=amounts, used=amounts, reserved=st.none() | amounts, held=holdings)
@@ -48,49 +52,34 @@ def test_what_does_not_add_up() -> None:
     """Bytes without a holder, overlap, an unknown reserve; a contradiction makes no book."""
     memory = MemoryReading(143771 * MIB, 143771 * MIB - 32000 * MIB - 644939776, 32000 * MIB, 644939776)
     ledger = sure(balance(memory, [(State.ACTIVE, 10954 * MIB), (State.IDLE, 21032 * MIB)]))
-    assert ledger.unattributed == 14 * MIB
-    assert ledger.overlap == 0
+    assert (ledger.unattributed, ledger.overlap) == (14 * MIB, 0)
     held = [(State.ACTIVE, 50), (State.IDLE, 30), (State.DEAD, 10)]
     ledger = sure(balance(MemoryReading(100, 40, 60, 0), held))
     assert (ledger.states[State.ACTIVE], ledger.states[State.IDLE], ledger.states[State.DEAD]) == (20, 30, 10)
     assert ledger.overlap == 30
     ledger = sure(balance(MemoryReading(100, 40, 60, None), []))
-    assert ledger.driver_reserved is None
-    assert ledger.unattributed == 60
+    assert (ledger.driver_reserved, ledger.unattributed) == (None, 60)
     assert balance(MemoryReading(100, 90, 0, 20), []) is None
-
-
-GIB = 2**30
-TOTAL, RESERVED = 96 * GIB, GIB
 
 
 def coherent(used: int, *held: tuple[int, int], file: int = 0, outside: int = 0) -> DeviceReading:
     """Make a GH200 of which the kernel counts all used bytes but ``outside`` as used."""
     node = NodeMemory(1, TOTAL - RESERVED, TOTAL - RESERVED - used + outside, file, 0, 0)
     return DeviceReading(
-        0,
-        "GPU-a",
-        name="NVIDIA GH200 480GB",
-        minor=0,
-        memory=MemoryReading(TOTAL, TOTAL - RESERVED - used, used, RESERVED),
-        memory_kind="coherent",
-        node=node,
-        processes=tuple(ProcessEntry(pid, size, "C") for pid, size in held),
-    )
+        0, "GPU-a", name="NVIDIA GH200 480GB", minor=0,
+        memory=MemoryReading(TOTAL, TOTAL - RESERVED - used, used, RESERVED), memory_kind="coherent",
+        node=node, processes=tuple(ProcessEntry(pid, size, "C") for pid, size in held),
+    )  # fmt: skip
 
 
 def unified(available: int, *held: tuple[int, int], uuid: str = "GPU-a", index: int = 0) -> DeviceReading:
     """Make a GB10 on a host of 119 GiB of which this much can be taken."""
     total = 119 * GIB
     return DeviceReading(
-        index,
-        uuid,
-        name="NVIDIA GB10",
-        minor=index,
-        memory=MemoryReading(total, available, total - available, None),
-        memory_kind="unified",
+        index, uuid, name="NVIDIA GB10", minor=index,
+        memory=MemoryReading(total, available, total - available, None), memory_kind="unified",
         processes=tuple(ProcessEntry(pid, size, "C") for pid, size in held),
-    )
+    )  # fmt: skip
 
 
 def sample(
@@ -101,23 +90,18 @@ def sample(
     rows = tuple(ProcessRow(pid, pid * 100, "S", 1, pid, pid, 0, 1) for pid in sorted(pids))
     managed = tuple(ManagedMappings(pid, pid * 100, 64 * GIB) for pid in sorted(pids))
     reading = Reading(
-        1000 + moment,
-        moment,
-        boot_id="b",
-        host_pid_namespace=namespace,
-        devices=devices,
-        rows=rows,
-        managed=managed,
-        hidden=(),
-        hidden_unreadable=0,
-        device_files=True,
-    )
+        1000 + moment, moment, boot_id="b", host_pid_namespace=namespace, devices=devices, rows=rows,
+        managed=managed, hidden=(), hidden_unreadable=0, device_files=True,
+    )  # fmt: skip
     return tracker.update(reading)
 
 
+def shot(*devices: DeviceReading, namespace: bool = True) -> Snapshot:
+    return sample(HoldingTracker(idle_after=600), 0, *devices, namespace=namespace)
+
+
 def sampled(*devices: DeviceReading, namespace: bool = True) -> DeviceSnapshot:
-    """Take one sample and return the first device."""
-    return sample(HoldingTracker(idle_after=600), 0, *devices, namespace=namespace).devices[0]
+    return shot(*devices, namespace=namespace).devices[0]
 
 
 @given(
@@ -161,7 +145,7 @@ def test_pages_that_stay_belong_to_the_operating_system() -> None:
         assert all(each.uncharged is None for each in device.holdings)
     assert [each.status for each in check_devices(after, (), CheckTolerance())] == [CLEAN]
     ordinary = replace(left, memory_kind=None)
-    blamed = sample(HoldingTracker(idle_after=600), 0, ordinary)
+    blamed = shot(ordinary)
     assert [each.status for each in check_devices(blamed, (), CheckTolerance())] == [NOT_CLEAN]
 
 
@@ -192,7 +176,7 @@ UNREADABLE = replace(coherent(40 * GIB), node=None)
 @pytest.mark.parametrize("device", [unified(79 * GIB), UNREADABLE], ids=["unified", "unreadable node"])
 def test_what_the_operating_system_holds_is_not_0_where_it_is_not_known(device: DeviceReading) -> None:
     """Where neither the holders nor the kernel's own bytes are known, all used bytes are unknown."""
-    snapshot = sample(HoldingTracker(idle_after=600), 0, device, namespace=False)
+    snapshot = shot(device, namespace=False)
     ledger = sure(snapshot.devices[0].ledger)
     assert (ledger.operating_system, ledger.states[State.UNKNOWN]) == (None, 40 * GIB)
     families = {family.name.removeprefix("vramledger_"): family for family in FAMILIES}
@@ -209,18 +193,17 @@ def test_a_blind_sample_judges_no_owner_by_such_memory(device: DeviceReading) ->
     tracker = HoldingTracker(idle_after=600)
     sample(tracker, 0, held)
     for moment in range(1, 12):
-        snapshot = sample(tracker, moment, device, namespace=False)
-        usage = sure(snapshot.devices[0].owner_usage)
+        usage = sure(sample(tracker, moment, device, namespace=False).devices[0].owner_usage)
         assert [(each.freed, each.not_freed) for each in usage.owners] == [(None, 0)]
 
 
 def test_check_of_unified_memory() -> None:
     """A busy host is clean, a holder is not, a blind view says so, and no driver's reserve is missed."""
-    snapshot = sample(HoldingTracker(idle_after=600), 0, unified(79 * GIB), namespace=False)
+    snapshot = shot(unified(79 * GIB), namespace=False)
     (result,) = check_devices(snapshot, (), CheckTolerance())
     assert [reason.kind for reason in result.reasons] == ["blind"]
-    empty = sample(HoldingTracker(idle_after=600), 0, unified(19 * GIB))
-    held = sample(HoldingTracker(idle_after=600), 0, unified(19 * GIB, (7, GIB)))
+    empty = shot(unified(19 * GIB))
+    held = shot(unified(19 * GIB, (7, GIB)))
     assert [(each.status, each.reasons) for each in check_devices(empty, (), CheckTolerance())] == [
         (CLEAN, ())
     ]
@@ -229,8 +212,7 @@ def test_check_of_unified_memory() -> None:
 
 def test_unified_memory_has_a_ledger() -> None:
     """On a GB10 the rest of the used memory is the operating system's; an excess of holdings is overlap."""
-    device = sampled(unified(79 * GIB, (7, 30 * GIB)))
-    ledger = sure(device.ledger)
+    ledger = sure(sampled(unified(79 * GIB, (7, 30 * GIB))).ledger)
     assert (ledger.total, ledger.free, ledger.used) == (119 * GIB, 79 * GIB, 40 * GIB)
     assert (ledger.operating_system, ledger.unattributed, ledger.overlap) == (10 * GIB, 0, 0)
     assert ledger.states[State.ACTIVE] == 30 * GIB
@@ -240,13 +222,8 @@ def test_unified_memory_has_a_ledger() -> None:
 
 def test_two_gpus_on_one_hosts_memory_count_it_once() -> None:
     """Where two devices use the host's memory, it is counted under the first, with the holders of both."""
-    snapshot = sample(
-        HoldingTracker(idle_after=600),
-        0,
-        unified(79 * GIB, (7, 30 * GIB)),
-        unified(79 * GIB, (8, 5 * GIB), uuid="GPU-b", index=1),
-    )
-    first, second = snapshot.devices
+    other = unified(79 * GIB, (8, 5 * GIB), uuid="GPU-b", index=1)
+    first, second = shot(unified(79 * GIB, (7, 30 * GIB)), other).devices
     assert first.ledger is not None
     assert (first.memory_counted_under, second.memory_counted_under) == (None, "GPU-a")
     assert (first.ledger.operating_system, first.ledger.states[State.ACTIVE]) == (5 * GIB, 35 * GIB)
@@ -256,16 +233,16 @@ def test_shared_memory_is_not_called_page_cache() -> None:
     """The text shows what the kernel can drop apart from shared memory and tmpfs, which it cannot."""
     device = coherent(40 * GIB, file=9 * GIB)
     shown = replace(device, node=sure(device.node)._replace(shared=6 * GIB))
-    text = render_table(sample(HoldingTracker(idle_after=600), 0, shown))
+    text = render_table(shot(shown))
     assert "page cache 3.00 GiB, shared memory and tmpfs 6.00 GiB, memory of programs" in text
-    text = render_table(sample(HoldingTracker(idle_after=600), 0, device))
+    text = render_table(shot(device))
     assert "page cache, shared memory and tmpfs 9.00 GiB, memory of programs" in text
 
 
 @pytest.mark.parametrize("device", [coherent(40 * GIB, file=3 * GIB), unified(79 * GIB)])
 def test_people_are_told_what_the_operating_system_holds(device: DeviceReading) -> None:
     """The table and the JSON name the bytes and what they are."""
-    snapshot = sample(HoldingTracker(idle_after=600), 0, device)
+    snapshot = shot(device)
     told = snapshot_json(snapshot)["devices"]
     assert isinstance(told, list)
     assert isinstance(told[0], dict)
@@ -274,22 +251,12 @@ def test_people_are_told_what_the_operating_system_holds(device: DeviceReading) 
     assert "operating system 40.00 GiB" in render_table(snapshot)
 
 
-WHOLE = DeviceReading(0, "GPU-a", divided=True)
-MEMORY = MemoryReading(20 * GIB, 8 * GIB, 12 * GIB, 0)
-
-
 def instance(uuid: str, gpu: int, compute: int, *held: tuple[int, int]) -> DeviceReading:
     """Make a compute instance of a GPU instance that has 12 of 20 GiB in use."""
     return DeviceReading(
-        0,
-        uuid,
-        minor=0,
-        parent="GPU-a",
-        gpu_instance=gpu,
-        compute_instance=compute,
-        memory=MEMORY,
+        0, uuid, minor=0, parent="GPU-a", gpu_instance=gpu, compute_instance=compute, memory=MEMORY,
         processes=tuple(ProcessEntry(pid, size, "C") for pid, size in held),
-    )
+    )  # fmt: skip
 
 
 FIRST = instance("MIG-b", 1, 0, (7, 10 * GIB))
@@ -297,29 +264,19 @@ SECOND = instance("MIG-a", 1, 1, (8, 2 * GIB))
 ALONE = instance("MIG-c", 2, 0, (9, 12 * GIB))
 
 
-def shared(*devices: DeviceReading) -> Snapshot:
-    """Take one sample of these devices; every holder is alive."""
-    pids = [entry.pid for each in devices for entry in each.processes or ()]
-    rows = tuple(ProcessRow(pid, pid * 100, "S", 1, pid, pid, 0, 1) for pid in pids)
-    reading = Reading(1000.0, 10.0, host_pid_namespace=True, devices=devices, rows=rows)
-    return HoldingTracker(idle_after=600).update(reading)
-
-
 def ledgers(snapshot: Snapshot) -> dict[str, Ledger | None]:
-    """Return the ledgers by UUID."""
     return {each.key[1]: each.ledger for each in snapshot.devices}
 
 
 def test_who_shares_memory() -> None:
     """The instances of one GPU instance do, that with the lowest number first; nobody else does."""
-    other = replace(FIRST, uuid="MIG-d", parent="GPU-b")
-    found = memory_sharers([WHOLE, SECOND, FIRST, ALONE, other])
+    found = memory_sharers([WHOLE, SECOND, FIRST, ALONE, replace(FIRST, uuid="MIG-d", parent="GPU-b")])
     assert found == {"MIG-b": ("MIG-b", "MIG-a"), "MIG-a": ("MIG-b", "MIG-a")}
 
 
 def test_what_a_sibling_holds_is_not_unattributed() -> None:
     """The ledger is that of the GPU instance: the bytes of each holder are in it, whoever lists it."""
-    found = ledgers(shared(WHOLE, FIRST, SECOND, ALONE))
+    found = ledgers(shot(WHOLE, FIRST, SECOND, ALONE))
     for uuid in ("MIG-a", "MIG-b", "MIG-c"):
         ledger = sure(found[uuid])
         assert (ledger.unattributed, ledger.overlap, ledger.states[State.ACTIVE]) == (0, 0, 12 * GIB)
@@ -327,29 +284,18 @@ def test_what_a_sibling_holds_is_not_unattributed() -> None:
 
 def test_the_memory_is_counted_once() -> None:
     """In sums over devices no byte is twice: the families of the ledger have it under one of them."""
-    snapshot = shared(WHOLE, FIRST, SECOND, ALONE)
+    snapshot = shot(WHOLE, FIRST, SECOND, ALONE)
     families = {family.name.removeprefix("vramledger_"): family for family in FAMILIES}
     for name in ("device_memory_total_bytes", "device_memory_bytes", "device_memory_used_peak_bytes"):
         read = families[name].read
         assert {each.key[1] for each in snapshot.devices if read(each)} == {"MIG-b", "MIG-c"}
     wasted = families["device_memory_wasted_bytes"].read
-    assert {each.key[1] for each in snapshot.devices if wasted(each) is not None} == {
-        "MIG-a",
-        "MIG-b",
-        "MIG-c",
-    }
+    known = {each.key[1] for each in snapshot.devices if wasted(each) is not None}
+    assert known == {"MIG-a", "MIG-b", "MIG-c"}
 
 
 def test_a_sibling_without_a_list_leaves_no_ledger() -> None:
     """What the others hold is not known then, so nothing is called unattributed, and nobody is charged."""
     for changes in ({"processes": None}, {"error": "failed", "processes": None, "memory": None}):
-        found = ledgers(shared(WHOLE, FIRST, replace(SECOND, **changes)))
+        found = ledgers(shot(WHOLE, FIRST, replace(SECOND, **changes)))
         assert found == {"GPU-a": None, "MIG-b": None, "MIG-a": None}
-
-
-def test_check_blames_an_instance_for_its_own_holders() -> None:
-    """A holder on one compute instance does not make its sibling dirty."""
-    empty = replace(SECOND, processes=())
-    full = replace(FIRST, processes=(ProcessEntry(7, 12 * GIB, "C"),))
-    results = check_devices(shared(WHOLE, full, empty), frozenset(), CheckTolerance())
-    assert {each.uuid: each.status for each in results} == {"MIG-b": NOT_CLEAN, "MIG-a": CLEAN}

@@ -20,11 +20,9 @@ class ProcessGroup:
         self._numbers = rank, size
 
     def rank(self) -> int:
-        """Return the rank in the group."""
         return self._numbers[0]
 
     def size(self) -> int:
-        """Return the number of ranks."""
         return self._numbers[1]
 
 
@@ -32,7 +30,6 @@ class ManagedGroup(ProcessGroup):
     """A group of the program's own class, which waits for other nodes before it tells its size."""
 
     def size(self) -> NoReturn:
-        """Fail: nobody may ask."""
         message = "the program's code was called"
         raise AssertionError(message)
 
@@ -88,11 +85,6 @@ def wrapped(store: object, times: int = 2) -> object:
     for _ in range(times):
         store = PrefixStore(underlying_store=store)
     return store
-
-
-def test_a_program_without_a_job_has_no_rank() -> None:
-    """Without variables and without a group nothing is reported."""
-    assert found() is None
 
 
 def test_variables_that_a_program_sets_itself_count(monkeypatch: pytest.MonkeyPatch) -> None:

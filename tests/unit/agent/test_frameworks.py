@@ -24,6 +24,8 @@ from vramledger_agent.protocol.messages import ALLOCATOR_SETTINGS
 from vramledger_agent.torch.allocator import read_pinned, read_settings
 
 GIB = 2**30
+MIB = 2**20
+DEFAULT = {"expandable_segments": "false", "garbage_collection_threshold": "off"}
 
 
 def put(monkeypatch: pytest.MonkeyPatch, name: str, **content: object) -> None:
@@ -155,7 +157,6 @@ class FakeSession:
         self._devices = devices
 
     def list_devices(self) -> list[object]:
-        """Return the devices that the session made."""
         return self._devices
 
 
@@ -220,8 +221,7 @@ def test_a_session_that_is_found_while_it_is_being_made(monkeypatch: pytest.Monk
     monkeypatch.setattr(tensorflow, "SEARCH_PAUSE_TO_COST", 10**9)
     session._session = object()  # noqa: SLF001
     assert provider.is_initialised()
-    entry = sure(provider.read())
-    assert entry["devices"] == [{"ordinal": 0, "limit": 5 * GIB}]
+    assert sure(provider.read())["devices"] == [{"ordinal": 0, "limit": 5 * GIB}]
 
 
 @pytest.fixture
@@ -403,18 +403,13 @@ def test_single_device_by_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_every_framework_has_a_provider(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each declared framework has a provider, with the name of its declaration."""
+    """Each declared framework has a provider of its name, which gives exactly the figures declared."""
     put(monkeypatch, "torch", __version__="0", cuda=None, _C=None)
-    for framework in REPORTING_FRAMEWORKS.values():
-        provider = __import__(framework.provider, fromlist=["make_provider"]).make_provider()
-        assert provider.name == framework.name
-
-
-def test_a_provider_gives_the_figures_that_are_declared() -> None:
-    """A provider names exactly the figures that its framework declares."""
     known = {*POOL_FIGURES, *TORCH_FIGURES, *COUNTER_FIGURES}
     for framework in REPORTING_FRAMEWORKS.values():
-        provider = Path(str(importlib.import_module(framework.provider).__file__))
+        module = importlib.import_module(framework.provider)
+        assert module.make_provider().name == framework.name
+        provider = Path(str(module.__file__))
         parts = [provider, *(provider.parents[1] / framework.name).glob("*.py")]
         named = {
             node.value
@@ -423,10 +418,6 @@ def test_a_provider_gives_the_figures_that_are_declared() -> None:
             if isinstance(node, ast.Constant) and isinstance(node.value, str)
         }
         assert named & known == set(framework.figures), framework.name
-
-
-MIB = 2**20
-DEFAULT = {"expandable_segments": "false", "garbage_collection_threshold": "off"}
 
 
 @pytest.mark.parametrize(

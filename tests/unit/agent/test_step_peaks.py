@@ -15,6 +15,10 @@ MODEL = [{"filename": f"{TORCH}/nn/modules/module.py", "line": 900, "name": "_ap
 IN_FORWARD = LINEAR + user(FORWARD, STEP, MAIN)
 IN_BACKWARD: Frames = []
 IN_OPTIMIZER = [{"filename": f"{TORCH}/optim/adamw.py", "line": 90, "name": "step"}, *user(STEP, MAIN)]
+ENGINE = [("??", "unwind"), ("/pytorch/torch/csrc/autograd/engine.cpp", "evaluate_function"), ("", "run")]
+START = [("/usr/include/c++/13/functional", "operator()"), ("/lib/libc.so.6", "start"), ("??", "clone3")]
+SITE = "/venv/lib/python3.12/site-packages"
+LIMIT = 6 * 2**30
 
 
 class Program:
@@ -65,10 +69,6 @@ def sizes(step: StepPeaks) -> dict[str, float]:
     return {name: peak.bytes / MIB for name, peak in step.phases.items()}
 
 
-ENGINE = [("??", "unwind"), ("/pytorch/torch/csrc/autograd/engine.cpp", "evaluate_function"), ("", "run")]
-START = [("/usr/include/c++/13/functional", "operator()"), ("/lib/libc.so.6", "start"), ("??", "clone3")]
-
-
 @pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"])
 def test_native_frames_say_nothing_of_the_phase(phase: str) -> None:
     """With C++ frames around and between them, the frames of Python tell the same part of the step."""
@@ -101,8 +101,7 @@ def test_a_workspace_of_the_backward_pass_is_no_gradient() -> None:
     program.step(10)
     program.step(10)
     last = program.peaks()[-1]
-    assert last.gradients_before_backward == 0
-    assert last.phases["optimizer"].categories["gradients"] == 4 * MIB
+    assert (last.gradients_before_backward, last.phases["optimizer"].categories["gradients"]) == (0, 4 * MIB)
     assert last.phases["optimizer"].categories["activations"] == 32 * MIB
     program = Program()
     program.step(10)
@@ -116,8 +115,7 @@ def test_what_an_optimizer_frees_again_is_not_its_state() -> None:
     program.step(10)
     program.step(10, marked=False)
     begun = program.heap.now + 100
-    passing = program.heap.allocate(6 * MIB, IN_OPTIMIZER)
-    program.heap.release(passing)
+    program.heap.release(program.heap.allocate(6 * MIB, IN_OPTIMIZER))
     program.marks.append(StepMark(begun, program.heap.now + 500, None, {}, {}))
     peak = program.peaks()[-1].phases["optimizer"]
     assert (peak.bytes, peak.categories["optimizer"]) == (22 * MIB, 8 * MIB)
@@ -171,9 +169,6 @@ def test_a_part_of_a_block_is_known_by_its_address() -> None:
     assert book.category(1001, 3000) is None
 
 
-SITE = "/venv/lib/python3.12/site-packages"
-
-
 @pytest.mark.parametrize(
     ("frames", "phase"),
     [
@@ -185,23 +180,18 @@ SITE = "/venv/lib/python3.12/site-packages"
         ([(f"{SITE}/ray/worker.py", "main")], "forward"),
         ([], "backward"),
         ([("/home/ann/op.py", "backward"), (f"{TORCH}/autograd/function.py", "apply")], "backward"),
-        (
-            [("/home/ann/op.py", "f"), (f"{TORCH}/autograd/graph.py", "_engine_run_backward"), ("t.py", "g")],
-            "backward",
-        ),
+        ([("/home/ann/op.py", "f"), (f"{TORCH}/autograd/graph.py", "_engine_run_backward"), ("t.py", "g")],
+         "backward"),
         ([(f"{TORCH}/optim/adamw.py", "step"), ("/home/ann/train.py", "<module>")], "optimizer"),
         ([(f"{TORCH}/nn/utils/clip_grad.py", "clip_grad_norm_"), ("train.py", "f")], "optimizer"),
         ([(f"{TORCH}/amp/grad_scaler.py", "unscale_"), ("train.py", "f")], "optimizer"),
         ([(f"{TORCH}/amp/grad_scaler.py", "scale"), ("train.py", "f")], "forward"),
         ([("/home/ann/torch/train.py", "f")], "forward"),
     ],
-)
+)  # fmt: skip
 def test_the_part_of_a_step_is_in_the_stack(frames: list[tuple[str, str]], phase: str) -> None:
     """A stack shows the part of the step, however the program was started."""
     assert phase_of(frames) == phase
-
-
-LIMIT = 6 * 2**30
 
 
 def step(batch: int, forward: tuple[int, int], backward: tuple[int, int], optimizer: tuple[int, int]) -> Step:

@@ -21,7 +21,6 @@ def end() -> Iterator[socket.socket]:
 
 
 def connection(end: socket.socket, uid: int, pid: int = 1, since: float = 0.0) -> AgentConnection:
-    """Make a connection of a user."""
     return AgentConnection(end, Peer(pid, 1, uid, -1), since)
 
 

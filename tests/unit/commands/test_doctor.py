@@ -17,10 +17,12 @@ from vramledger.model.snapshot import Snapshot
 from vramledger.readers.hosts.own_process import OwnRights
 
 ROOT = OwnRights(0, frozenset({"sys_ptrace", "dac_read_search", "sys_admin"}), hidepid=False)
+RUNS = dict.fromkeys(("threads", "hidden", "xid"), (True, 0.0))
+FULL = DeviceReading(0, "GPU-1", processes=(), activity={}, utilization={"gpu": 0.1})
+OLD = replace(FULL, index=1, uuid="GPU-2", activity=None)
 
 
 def found(reading: Reading, subject: str) -> Finding:
-    """Return the one finding about a subject."""
     (finding,) = [each for each in diagnose(reading, ROOT) if each.subject == subject]
     return finding
 
@@ -106,9 +108,6 @@ def test_an_environment_that_no_right_brings_back_is_no_lack() -> None:
     assert [each.good for each in poor if "holder(s)" in each.text] == [False]
 
 
-RUNS = dict.fromkeys(("threads", "hidden", "xid"), (True, 0.0))
-
-
 def _with(*devices: DeviceReading, **changes: Any) -> Reading:  # noqa: ANN401 any field of a reading
     given = {"host_pid_namespace": True, "collectors": RUNS, **changes}
     return Reading(1.0, 1.0, devices=devices, **given)
@@ -125,10 +124,6 @@ def limits(reading: Reading, snapshot: Snapshot | None = None, agents: int = 1) 
     found = [each for each in diagnose(reading, ROOT, contact(snapshot, agents)) if each.limit]
     assert all(each.good for each in found), "a limit is no fault"
     return {each.text.rpartition(": ")[2].partition(",")[0]: each for each in found}
-
-
-FULL = DeviceReading(0, "GPU-1", processes=(), activity={}, utilization={"gpu": 0.1})
-OLD = replace(FULL, index=1, uuid="GPU-2", activity=None)
 
 
 def test_what_is_never_told_is_said() -> None:

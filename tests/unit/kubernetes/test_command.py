@@ -22,6 +22,7 @@ from vramledger.verdicts.cleanliness import find_leftovers, overall_status
 
 NOW = 1_800_000_000.0
 CLEAN = NodeMarks(tainted=False)
+POD = Owner("pod", "team/job", namespace="team", pod="job")
 
 
 def answer(verdict: str = "not-clean", *reasons: tuple[str, bool, int], **more: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -113,23 +114,17 @@ def test_a_restart_frees_nobody() -> None:
     tainted = follow(CLEAN, *[LEFT] * 7)
     assert follow(tainted, *[ACTIVE] * 30, judge=NodeJudge(60.0, 30.0, "boot")).tainted
     assert not follow(tainted, *[ACTIVE] * 30, judge=NodeJudge(60.0, 30.0, "next boot")).tainted
-    broken = NodeMarks(True, "{", "True", "")
-    assert follow(broken, *[GONE] * 20).tainted
+    assert follow(NodeMarks(True, "{", "True", ""), *[GONE] * 20).tainted
     assert not follow(NodeMarks(True, "", "True", ""), *[GONE] * 20).tainted
 
 
 def test_a_guilty_process_stays_recorded_beside_a_new_one() -> None:
     """An orphan that is called active later stays recorded; an annotation holds a limited number."""
     tainted = follow(CLEAN, *[LEFT] * 7)
-    both = answer("not-clean", ("active", False, 4711), ("zombie", True, 12))
-    marks = follow(tainted, *[both] * 7)
+    marks = follow(tainted, *[answer("not-clean", ("active", False, 4711), ("zombie", True, 12))] * 7)
     assert read_recorded(marks.annotation) == Recorded("boot", frozenset({(4711, 7), (12, 7)}))
     text = Recorded("boot", frozenset((pid, pid) for pid in range(10_000))).to_text()
-    found = sure(read_recorded(text))
-    assert len(found.processes) == MAX_ANNOTATED
-
-
-POD = Owner("pod", "team/job", namespace="team", pod="job")
+    assert len(sure(read_recorded(text)).processes) == MAX_ANNOTATED
 
 
 def host(owner: Owner | None, place: DeviceSnapshot, **more: Any) -> Snapshot:  # noqa: ANN401
@@ -161,8 +156,7 @@ def test_what_a_running_pod_may_have_is_its_own_business(
     owner: Owner | None, status: ReservationStatus | None, unowned: tuple[int, ...], expected: int
 ) -> None:
     """An orphan in a pod that may have the GPU blocks nobody else; of an ended pod, or of a user, it does."""
-    shot = host(owner, orphan(status), unowned=unowned)
-    results = find_leftovers(shot)
+    results = find_leftovers(host(owner, orphan(status), unowned=unowned))
     assert overall_status(results) == expected
     assert [reason.pid for result in results for reason in result.reasons if reason.pid] == [1]
 

@@ -34,7 +34,6 @@ class Cluster:
         self.reader = PodLabelReader(self.read, ("app", "team"), clock=lambda: self.now)
 
     def read(self) -> Mapping[Pod, Mapping[str, str]]:
-        """Answer a question."""
         self.questions += 1
         if self.pods is None:
             message = "403 Forbidden"
@@ -140,12 +139,10 @@ def test_number_and_length_are_bounded() -> None:
 
 
 def row(pid: int, start: int) -> ProcessRow:
-    """Return the row of a process."""
     return ProcessRow(pid, start, "S", 1, pid, pid, 0, 1)
 
 
 def held_by(pid: int, start: int, owner: Owner | None) -> ProcessFacts:
-    """Return the facts of a process."""
     return ProcessFacts(pid, start, owner=owner)
 
 

@@ -27,6 +27,12 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=12,
 )
+KEYS = sorted(
+    {"sequence", "dropped", "agent", "interval", "monotonic", "python", "visible", "consents", "errors"}
+    | {"collector", "frameworks", "last_oom", "rank"}
+)
+COUNT = st.none() | st.integers(0, 2**63 - 1)
+RANK = {"number": 3, "size": 8, "job": "n0:29500"}
 
 
 def finite(value: object) -> bool:
@@ -36,13 +42,6 @@ def finite(value: object) -> bool:
     except ValueError:
         return False
     return True
-
-
-KEYS = sorted(
-    {"sequence", "dropped", "agent", "interval", "monotonic", "python", "visible", "consents", "errors"}
-    | {"collector", "frameworks", "last_oom", "rank"}
-)
-COUNT = st.none() | st.integers(0, 2**63 - 1)
 
 
 def device(framework: str) -> st.SearchStrategy[dict[str, Any]]:
@@ -196,11 +195,8 @@ def test_what_a_newer_agent_says_is_passed_over() -> None:
     """Unknown keys, frameworks, figures and policies are not errors, and are not shown."""
     new = {**torch(future=1), "policy": "telepathy"}
     others: list[object] = [
-        {"framework": "new"},
-        {"framework": [1]},
-        {"framework": {"a": 1}},
-        {"framework": None},
-    ]
+        {"framework": "new"}, {"framework": [1]}, {"framework": {"a": 1}}, {"framework": None},
+    ]  # fmt: skip
     found = read_report(parse(json.dumps(report(frameworks=[new, *others], more=[])).encode()))
     assert [each.framework for each in found.frameworks] == ["torch"]
     assert found.frameworks[0].policy is None
@@ -228,9 +224,6 @@ def test_what_need_not_be_understood_costs_itself() -> None:
     assert (framework.settings, framework.version) == ({"max_split_size_mb": "128"}, None)
     assert (found.errors, found.consents, found.last_oom) == ({"jax": 2}, ("reclaim",), None)
     assert found.visible == {"CUDA_VISIBLE_DEVICES": None, "CUDA_DEVICE_ORDER": None}
-
-
-RANK = {"number": 3, "size": 8, "job": "n0:29500"}
 
 
 @pytest.mark.parametrize(

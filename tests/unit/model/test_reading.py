@@ -132,14 +132,3 @@ def test_older_lines_are_read() -> None:
     assert isinstance(read.time, float)
     assert read.schedulers == (Scheduler("slurm", ("*",), ()),)
     assert read.facts[0].parent == ParentFacts(1, 2, "init", "init", init=True)
-
-
-def test_processes_of_one_container_share_what_they_have_in_common() -> None:
-    """Hundreds of holders in one cgroup share its lines, and are equal to what was sent."""
-    cgroup = ("0::/kubepods.slice/kubepods-burstable.slice", "1:name=systemd:/kubepods.slice")
-    sent = Reading(
-        time=1.0, monotonic=1.0, facts=tuple(ProcessFacts(pid, 1, cgroup=cgroup) for pid in (7, 8))
-    )
-    read = decode(encode(sent))
-    assert read == sent
-    assert read.facts[0].cgroup is read.facts[1].cgroup

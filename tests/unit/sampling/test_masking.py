@@ -31,33 +31,27 @@ POD = "8f2b1c4d-5be5-4c2d-9d1e-0c5e4b1f7a00"
 
 
 def facts(**known: Any) -> Reading:  # noqa: ANN401 ProcessFacts' fields
-    """Wrap facts."""
     return Reading(1.0, 1.0, facts=(ProcessFacts(1, 1, **known),))
 
 
 def parent(comm: str, command: str) -> Reading:
-    """Wrap a parent."""
     return facts(parent=ParentFacts(1, 1, comm, command, init=False))
 
 
 def owner(kind: str, name: str, **known: str) -> Reading:
-    """Wrap an owner."""
     return facts(owner=Owner(kind, name, **known))
 
 
 def device(uuid: str = "GPU-1", above: str | None = None) -> Reading:
-    """Wrap a device."""
     return Reading(1.0, 1.0, devices=(DeviceReading(0, uuid, parent=above),))
 
 
 def reserved(name: str = "x", device: str = "GPU-1", kind: str = "pod", **known: str) -> Reading:
-    """Wrap a reservation."""
     grant = Grant(kind, name, (device,), **known)
     return Reading(1.0, 1.0, schedulers=(Scheduler("kubelet", (), (grant,)),))
 
 
 def hidden(command: str, user: str | None) -> Reading:
-    """Wrap a hidden holder."""
     return Reading(1.0, 1.0, hidden=(HiddenHolder(1, 1, "cuda", command, user, (0,)),))
 
 
@@ -182,16 +176,10 @@ def test_of_a_program_only_the_common_name_is_kept(real: str, expected: str) -> 
         (f"/system.slice/acme-corp-{ID[:32]}.service", "/system.slice/cgroup-1.service"),
         (f"/{POD}.payroll-training.scope", "/cgroup-1.scope"),
         (f"/machine.slice/libpod-conmon-{ID}.scope", f"/machine.slice/libpod-conmon-{1:064x}.scope"),
-        (
-            (
-                "/kubepods.slice/kubepods-acme.slice"
-                f"/kubepods-burstable-pod{POD.replace('-', '_')}.slice:crio:{ID}"
-            ),
-            (
-                "/kubepods.slice/cgroup-1.slice"
-                f"/kubepods-burstable-pod00000000_0000_4000_8000_000000000001.slice:crio:{1:064x}"
-            ),
-        ),
+        (("/kubepods.slice/kubepods-acme.slice"
+         f"/kubepods-burstable-pod{POD.replace('-', '_')}.slice:crio:{ID}"),
+         ("/kubepods.slice/cgroup-1.slice"
+         f"/kubepods-burstable-pod00000000_0000_4000_8000_000000000001.slice:crio:{1:064x}")),
         ("/lxc.payload.acme (deleted)", "/lxc.payload.container-1 (deleted)"),
         ("/system.slice/systemd-nspawn@acme.service", "/system.slice/systemd-nspawn@container-1.service"),
     ],

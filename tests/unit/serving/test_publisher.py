@@ -10,30 +10,20 @@ BLANK = Snapshot(recording="film", failures={"timeout": 0})
 FRESH = replace(BLANK, serial=1, up=True, time=1000.0, failures={"timeout": 3}, recording=None)
 
 
-class Clock:
-    """A clock that does not move by itself."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        """Return the time that the test has set."""
-        return self.now
-
-
-def board(lifetime: float | None, snapshot: Snapshot) -> tuple[SnapshotPublisher, Clock]:
-    """Make a publisher that shows a snapshot since 0."""
-    clock = Clock()
-    made = SnapshotPublisher(BLANK, lifetime=lifetime, clock=clock)
+def board(lifetime: float | None, snapshot: Snapshot) -> tuple[SnapshotPublisher, list[float]]:
+    """Make a publisher that shows a snapshot since 0, and the time of its clock."""
+    now = [0.0]
+    made = SnapshotPublisher(BLANK, lifetime=lifetime, clock=lambda: now[0])
     asyncio.run(made.publish(snapshot))
-    return made, clock
+    return made, now
 
 
 def test_a_snapshot_is_shown_for_its_lifetime_only() -> None:
     """At the limit it is shown; beyond it there is up 0 with its time, and no data."""
-    made, clock = board(3.5, FRESH)
-    clock.now = 3.5
+    made, now = board(3.5, FRESH)
+    now[0] = 3.5
     assert made.snapshot is FRESH
-    clock.now = 3.6
+    now[0] = 3.6
     shown = made.snapshot
     assert shown.failure is not None
     assert shown.failure[0] == "timeout"
@@ -44,11 +34,11 @@ def test_a_snapshot_is_shown_for_its_lifetime_only() -> None:
 def test_what_does_not_age() -> None:
     """The reason of a sampler's end, and a recording."""
     failed = replace(BLANK, serial=2, failure=("no-driver", "load it"))
-    made, clock = board(3.5, failed)
-    clock.now = 100.0
+    made, now = board(3.5, failed)
+    now[0] = 100.0
     assert made.snapshot is failed
-    made, clock = board(None, FRESH)
-    clock.now = 1e6
+    made, now = board(None, FRESH)
+    now[0] = 1e6
     assert made.snapshot is FRESH
 
 

@@ -22,7 +22,6 @@ class Source:
     idle_after = None
 
     async def readings(self) -> AsyncIterator[Reading | None]:
-        """Yield them."""
         for number in range(3):
             yield Reading(float(number), float(number))
 
@@ -34,7 +33,6 @@ class Accounting:
         self.at_once: list[bool] = []
 
     def update(self, reading: Reading) -> Snapshot:
-        """Account for a reading."""
         self.at_once.append(threading.current_thread() is threading.main_thread())
         return Snapshot(serial=int(reading.time))
 

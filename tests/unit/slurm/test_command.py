@@ -23,6 +23,8 @@ from vramledger.verdicts.cleanliness import (
 )
 
 GIB = 2**30
+DOCKER = f"0::/system.slice/docker-{'a5' * 32}.scope"
+PODMAN = f"0::/user.slice/user-7.slice/user@7.service/libpod-{'a5' * 32}.scope"
 
 
 def status(
@@ -61,8 +63,7 @@ def test_who_is_of_a_running_job() -> None:
     owners = {41: "s7KXM81KTA2V00"}
     assert status(held, NodeJobs({"7": 1}), owners) == CLEAN
     assert status(held, NodeJobs(), owners) == NOT_CLEAN
-    named = NodeJobs(records={"7": JobRecord("7", "s7KXM81KTA2V00")})
-    assert named.number("s7KXM81KTA2V00") == "7"
+    assert NodeJobs(records={"7": JobRecord("7", "s7KXM81KTA2V00")}).number("s7KXM81KTA2V00") == "7"
     held = device(holdings=[holding(41, GIB), holding(42, GIB, State.DEAD)])
     assert status(held, NodeJobs({"7": 1}), {41: "7"}) == NOT_CLEAN
     held = device(holdings=[holding(41, GIB)], unattributed=8 * GIB)
@@ -123,10 +124,6 @@ def test_a_search_without_an_end(search: SearchExtent, expected: int, named: tup
     assert overall_status(results) == expected
 
 
-DOCKER = f"0::/system.slice/docker-{'a5' * 32}.scope"
-PODMAN = f"0::/user.slice/user-7.slice/user@7.service/libpod-{'a5' * 32}.scope"
-
-
 @pytest.mark.parametrize(
     ("uids", "cgroup", "counts"),
     [
@@ -175,10 +172,8 @@ SLURMD_26 = """\
         ("Name=gpu File=/dev/nvidia[0-1,3],/dev/nvidia10", ("nvidia0", "nvidia1", "nvidia3", "nvidia10")),
         ("AutoDetect=off\nname=GPU file=/dev/nvidia4 # the first\n#Name=gpu File=/dev/nvidia5", ("nvidia4",)),
         ("NodeName=a Name=gpu File=/dev/nvidia0\nNodeName=b Name=gpu File=/dev/nvidia0", ("nvidia0",)),
-        (
-            "Name=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap12,/dev/nvidia-caps/nvidia-cap13",
-            ("nvidia0/gi1/ci0",),
-        ),
+        ("Name=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap12,/dev/nvidia-caps/nvidia-cap13",
+         ("nvidia0/gi1/ci0",)),
         ("Name=gpu MultipleFiles=/dev/nvidia1,/dev/nvidia-caps/nvidia-cap30", ("nvidia1/gi2",)),
         ("Name=gpu MultipleFiles=/dev/nvidia1,/dev/nvidia-caps/nvidia-cap99", None),
         ("NodeName=a Name=gpu File=/dev/nvidia0\nNodeName=b Name=gpu File=/dev/nvidia1", None),
@@ -191,7 +186,7 @@ SLURMD_26 = """\
         ("Name=gpu File=/dev/nvidia[0-999999999]", None),
         ("", None),
     ],
-)
+)  # fmt: skip
 def test_the_devices_of_slurms_numbers(text: str, devices: tuple[str, ...] | None) -> None:
     """The order of the lines is the order of the numbers; what the text does not say is not guessed."""
     assert parse_gres(text, parse_capabilities(MIG_MINORS)) == devices

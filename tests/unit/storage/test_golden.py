@@ -20,8 +20,7 @@ VERSIONS = sorted(each.name for each in GOLDEN.iterdir())
 def stored(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[str, Any]]:
     """Return a copy of what a version has stored, and what it showed of that."""
     shutil.copy(GOLDEN / request.param / NAME, tmp_path)
-    expected = json.loads((GOLDEN / request.param / "shown.json").read_text(encoding="utf-8"))
-    return tmp_path, expected
+    return tmp_path, json.loads((GOLDEN / request.param / "shown.json").read_text(encoding="utf-8"))
 
 
 def test_the_format_of_today_is_kept(tmp_path: Path) -> None:
@@ -38,8 +37,7 @@ def test_stored_moments_are_shown_as_they_were(stored: tuple[Path, dict[str, Any
         for at, shown in expected["moments"].items():
             moment = past.find(float(at))
             assert moment is not None, at
-            found = shown_facts(compute(moment, float(at)).snapshot)
-            assert json.loads(json.dumps(found)) == shown
+            assert json.loads(json.dumps(shown_facts(compute(moment, float(at)).snapshot))) == shown
 
 
 def test_a_report_over_stored_segments_stays_the_same(stored: tuple[Path, dict[str, Any]]) -> None:

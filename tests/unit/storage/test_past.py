@@ -51,8 +51,7 @@ def test_every_moment_is_what_the_exporter_published(tmp_path: Path) -> None:
                 (h.pid, h.state, h.grade, h.why, h.held) for h in before.holdings
             ]
             assert device.owner_usage is not None
-        assert shown.processes == then.processes
-        assert shown.ooms == then.ooms
+        assert (shown.processes, shown.ooms) == (then.processes, then.ooms)
 
 
 def test_what_is_old_is_thinned(tmp_path: Path) -> None:
@@ -101,8 +100,7 @@ def test_a_part_of_a_device_is_never_shown_as_the_whole(tmp_path: Path) -> None:
     for age in (0.0, 2 * HOUR, 30 * HOUR):
         past.now = 130.0 + age
         past.writer.keep_house()
-        moment = sure(moment_in(tmp_path, EPOCH + 129.5))
-        table = render_table(compute(moment, EPOCH + 129.5).snapshot)
+        table = render_table(compute(sure(moment_in(tmp_path, EPOCH + 129.5)), EPOCH + 129.5).snapshot)
         assert [each for each in lines if each not in table] == [], age
 
 
@@ -185,12 +183,9 @@ def test_a_time_without_an_exporter_is_said(tmp_path: Path) -> None:
     past.now += 600
     past.watch(60)
     past.process.flush()
-    moment = sure(moment_in(tmp_path, EPOCH + 300.0))
-    shown = compute(moment, EPOCH + 300.0)
-    assert shown.snapshot.time == EPOCH + 59
-    assert shown.gap_until == EPOCH + 660
-    inside = sure(moment_in(tmp_path, EPOCH + 59.7))
-    assert compute(inside, EPOCH + 59.7).gap_until is None
+    shown = compute(sure(moment_in(tmp_path, EPOCH + 300.0)), EPOCH + 300.0)
+    assert (shown.snapshot.time, shown.gap_until) == (EPOCH + 59, EPOCH + 660)
+    assert compute(sure(moment_in(tmp_path, EPOCH + 59.7)), EPOCH + 59.7).gap_until is None
     assert moment_in(tmp_path, EPOCH - 5.0) is None
     _, report = past.ask(ask="since", **ALL)
     assert [(each["kind"], each["time"] - EPOCH) for each in report["interruptions"]] == [
@@ -225,8 +220,7 @@ def test_neither_environments_nor_arguments_are_stored(tmp_path: Path) -> None:
         texts = [json.dumps(entry.value) for each in reader.segments() for entry in reader.entries(each)]
     assert any("CUDA_VISIBLE_DEVICES" in each for each in texts)
     assert all("hunter2" not in each for each in texts)
-    dumped = "\n".join(sqlite3.connect(tmp_path / NAME).iterdump())
-    assert "hunter2" not in dumped
+    assert "hunter2" not in "\n".join(sqlite3.connect(tmp_path / NAME).iterdump())
     assert b"hunter2" not in (tmp_path / f"{NAME}-wal").read_bytes()
 
 
@@ -268,8 +262,7 @@ def test_what_is_left_out_of_a_reading_is_made_again(tmp_path: Path, reserved: i
     before = json.dumps(value)
     back = decode(json.dumps(expand_reading(value, round(reading.time, 2))))
     assert json.dumps(value) == before
-    assert back.agents == reading.agents
-    assert back.time == reading.time
+    assert (back.agents, back.time) == (reading.agents, reading.time)
     assert back.monotonic == pytest.approx(reading.monotonic, abs=0.011)
     assert back.devices[0].memory == device.memory
     rows = back.devices[0].process_utilization or ()

@@ -8,7 +8,6 @@ import shutil
 import sqlite3
 import stat
 import subprocess
-import threading
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -19,7 +18,16 @@ from typing import Any
 import pytest
 
 from tests.support.host.model import EPOCH, GIB
-from tests.support.past import StoredPast, ask_sqlite, names_in, night, small_host, status_of, times_in
+from tests.support.past import (
+    StoredPast,
+    ask_sqlite,
+    names_in,
+    night,
+    small_host,
+    status_of,
+    times_in,
+    watched_past,
+)
 from tests.support.requirements import do_without, require_root
 from vramledger.errors import RecordingError, StartupError
 from vramledger.storage import answers
@@ -77,8 +85,7 @@ def test_a_torn_log_is_read_up_to_its_tear(tmp_path: Path, cut: float) -> None:
     later.watch(3)
     later.process.flush()
     kept = times_in(copy)
-    assert kept[:-3] == [float(each) for each in range(len(kept) - 3)]
-    assert kept[-3:] == [40.0, 41.0, 42.0]
+    assert (kept[:-3], kept[-3:]) == ([float(each) for each in range(len(kept) - 3)], [40.0, 41.0, 42.0])
     assert cut < 1 or len(kept) == 43
     assert not [each for each in names_in(copy) if "damaged" in each]
 
@@ -138,9 +145,7 @@ def test_a_damaged_file_is_put_aside(tmp_path: Path, where: float | str) -> None
 
 def test_a_wrong_bit_of_a_moment_costs_its_segment_alone(tmp_path: Path) -> None:
     """Where the lines of a segment were changed nothing of it is shown, and everything else is."""
-    past = StoredPast(tmp_path, small_host())
-    past.watch(1900)
-    past.process.flush()
+    past = watched_past(tmp_path, 1900)
     with closing(sqlite3.connect(tmp_path / NAME)) as connection:
         number, lines = connection.execute(
             "SELECT id, lines FROM piece ORDER BY length(lines) DESC LIMIT 1"
@@ -335,40 +340,10 @@ def test_a_file_system_that_becomes_read_only_costs_the_past_alone(tmp_path: Pat
         subprocess.run(["umount", "-l", disk], check=True)
 
 
-def test_a_reader_never_delays_what_is_stored(tmp_path: Path) -> None:
-    """Beside a reader in a transaction, and others that ask all the time, all is written at once."""
-    past = StoredPast(tmp_path, small_host())
-    past.watch(100)
-    past.process.flush()
-    stop = threading.Event()
-
-    def ask() -> None:
-        while not stop.is_set():
-            ask_sqlite(tmp_path, "SELECT owner, sum(held * seconds) FROM holders GROUP BY owner")
-
-    with closing(sqlite3.connect(f"file:{tmp_path / NAME}?mode=ro", uri=True)) as held:
-        held.execute("BEGIN")
-        assert held.execute("SELECT count(*) FROM holders").fetchone()
-        threads = [threading.Thread(target=ask) for _ in range(3)]
-        for each in threads:
-            each.start()
-        try:
-            for number in range(20):
-                past.watch(5)
-                assert status_of(past)["stored"] == 105 + 5 * number
-        finally:
-            stop.set()
-            for each in threads:
-                each.join()
-        assert held.execute("SELECT max(time + seconds) FROM holders").fetchone() == (EPOCH + 99,)
-
-
 @pytest.mark.parametrize("ask", ["since", "slider"])
 def test_an_answer_takes_no_more_memory_for_a_longer_past(tmp_path: Path, ask: str) -> None:
     """A user who begins and ends programs all day makes no question take hundreds of MiB."""
-    past = StoredPast(tmp_path, small_host())
-    past.watch(65)
-    past.process.flush()
+    watched_past(tmp_path, 65)
     rows = 40_000
     with closing(sqlite3.connect(tmp_path / NAME)) as file:
         file.executemany(
@@ -397,9 +372,7 @@ def test_an_answer_takes_no_more_memory_for_a_longer_past(tmp_path: Path, ask: s
 def test_a_question_for_too_much_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Readings of days are refused before they fill the memory, and a span that ends before it begins."""
     monkeypatch.setattr(answers, "READINGS_MAX", 20_000)
-    past = StoredPast(tmp_path, small_host())
-    past.watch(100)
-    past.process.flush()
+    watched_past(tmp_path, 100)
 
     def problem(**question: object) -> str:
         return str(json.loads(answer_or_problem(tmp_path, json.dumps(question).encode(), ""))["error"])
@@ -411,9 +384,7 @@ def test_a_question_for_too_much_is_one_line(tmp_path: Path, monkeypatch: pytest
 
 def test_nothing_in_the_file_runs_code(tmp_path: Path) -> None:
     """A view or a trigger that loads a library, and was put there by somebody, is an error and loads none."""
-    past = StoredPast(tmp_path, small_host())
-    past.watch(10)
-    past.process.flush()
+    past = watched_past(tmp_path, 10)
     with closing(sqlite3.connect(tmp_path / NAME)) as file:
         file.executescript(
             "CREATE TRIGGER bad BEFORE INSERT ON piece BEGIN SELECT load_extension('/there/is/none'); END;"
@@ -452,9 +423,7 @@ def test_a_reader_of_hours_does_not_fill_the_disk(tmp_path: Path) -> None:
 
 def test_somebody_who_writes_to_the_file_costs_readings_and_no_more(tmp_path: Path) -> None:
     """While another program has the file for writing nothing is stored, and that is said."""
-    past = StoredPast(tmp_path, small_host())
-    past.watch(10)
-    past.process.flush()
+    past = watched_past(tmp_path, 10)
     with closing(sqlite3.connect(tmp_path / NAME, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         past.watch(3)
@@ -468,9 +437,7 @@ def test_the_command_of_sqlite_reads_beside_the_exporter(tmp_path: Path) -> None
     """``sqlite3 FILE`` shows the tables while they are written, and leaves nothing behind."""
     if shutil.which("sqlite3") is None:
         do_without("sqlite3")
-    past = StoredPast(tmp_path, small_host())
-    past.watch(65)
-    past.process.flush()
+    past = watched_past(tmp_path, 65)
     done = subprocess.run(
         ["sqlite3", "-readonly", tmp_path / NAME, "SELECT pid, state, held FROM holders LIMIT 1"],
         check=True, capture_output=True, text=True,

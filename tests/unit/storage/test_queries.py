@@ -13,9 +13,7 @@ import pytest
 from tests.support.host.model import EPOCH, GIB
 from tests.support.past import StoredPast, night, owner_of
 from tests.support.requirements import PROJECT
-from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.snapshot import Snapshot, State
-from vramledger.sampling.replay import demo_recording, read_recording
 from vramledger.storage.protocol import NAME
 
 QUERIES = re.findall(
@@ -110,27 +108,3 @@ def test_when_nobody_was_watching(watched: _Watched) -> None:
     ((stopped, _, seconds),) = watched.ask(NOBODY)
     assert stopped == "1970-01-01 02:24:59"
     assert seconds == AWAY + 1
-
-
-def test_they_run_over_the_recording_of_a_real_host(tmp_path: Path) -> None:
-    """Each query gives rows over the shipped recording, which a real sampler has written."""
-    past = StoredPast(tmp_path, night(1, Random(1)))  # noqa: S311 its host is not used
-    past.tracker = HoldingTracker(idle_after=600.0, interval=1.0)
-    past.recorder = type(past.recorder)(past.tracker, past.timeline, 600.0, 1.0)
-    pids: set[int] = set()
-    for reading in read_recording(demo_recording()):
-        messages = [*past.recorder.record(reading)]
-        snapshot = past.tracker.update(reading)
-        pids |= {each.pid for device in snapshot.devices for each in device.holdings}
-        for kind, content in (*messages, *past.recorder.summarise(snapshot)):
-            past.process.receive(kind, content)
-    past.process.flush()
-    with closing(sqlite3.connect(tmp_path / NAME)) as connection:
-        assert connection.execute(MOST.replace("date('now', '-7 days')", "''")).fetchall()
-        assert connection.execute(PEAK).fetchall()
-        connection.execute(NOBODY)
-        (pid, at) = connection.execute("SELECT pid, time FROM holders LIMIT 1").fetchone()
-        assert pid in pids
-        ran = re.sub(r"unixepoch\([^)]*\)", str(at), RAN).replace("4711", str(pid))
-        assert pid in {each[1] for each in connection.execute(ran)}
-        assert connection.execute(IDLE).fetchall()

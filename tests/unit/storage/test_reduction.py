@@ -30,6 +30,7 @@ IN_PART: dict[str, tuple[object, ...]] = {
     "hardware": ({}, {"device_power_watts": 310.0, "device_power_limit_watts": 0.0}),
 }
 """Values of fields of which a part is left out, that the next one is computed from, or that have bounds."""
+KEYS = ("a", "b", "pid", "=", "-", "#", "~m", "")
 
 
 def values_of(hint: Any) -> Iterator[Any]:  # noqa: ANN401 a type
@@ -89,9 +90,6 @@ def test_every_field_is_stored() -> None:
             reading = replace(blank, facts=(replace(facts, **{name: value}),))
             assert stored(reading).facts == reading.facts, name
     assert len(tried) > 100
-
-
-KEYS = ("a", "b", "pid", "=", "-", "#", "~m", "")
 
 
 def document(random: Random, depth: int = 3) -> Any:  # noqa: ANN401 whatever JSON has

@@ -104,8 +104,7 @@ def test_leak_behind_a_shared_layer() -> None:
         return parse_snapshot(heap.snapshot())
 
     grown = compare_snapshots(run(2), run(10))
-    assert grown.grown[0].site.frame == Frame(*FORWARD)
-    assert grown.through == Frame(*EVALUATE)
+    assert (grown.grown[0].site.frame, grown.through) == (Frame(*FORWARD), Frame(*EVALUATE))
 
 
 def test_growth_outside_of_the_recordings_is_told() -> None:
@@ -182,5 +181,4 @@ def test_what_no_python_line_allocated() -> None:
 
 
 def sites_of(blocks: Iterable[Block]) -> dict[Frame | None, int]:
-    """Return the live bytes of each site."""
     return {site.frame: site.size for site in sum_by_site(blocks)}

@@ -1,13 +1,11 @@
 """A snapshot is read as documented, or refused with the wrong place."""
 
-import copy
 import gzip
 import os
 import pickle
 import resource
 import struct
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.torch_snapshots import FORWARD, LINEAR, MAIN, STEP, Heap, training, user
+from tests.support.wrong_values import WRONG_PICKLED, places, with_value
 from vramledger_agent.errors import SnapshotError
 from vramledger_agent.torch_snapshots.html import snapshot_html
 from vramledger_agent.torch_snapshots.safe_pickle import load_plain, unpacked_size
@@ -33,38 +32,14 @@ def test_something_else_is_refused(data: object) -> None:
         parse_snapshot(data)
 
 
-def _places(data: object, path: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:
-    if isinstance(data, dict):
-        for key, value in data.items():
-            yield from _places(value, (*path, key))
-    elif isinstance(data, list):
-        for number, value in enumerate(data[:2]):
-            yield from _places(value, (*path, number))
-    yield path
-
-
-WRONG: list[object] = [None, -1, 2**70, 1.5, "", "x" * 1000, [], [None], {}, {"frames": 1}, True, b"x", (1,)]
-
-
-@given(place=st.sampled_from(sorted(_places(training(1)), key=str)), value=st.sampled_from(WRONG))
+@given(place=st.sampled_from(sorted(places(training(1)), key=str)), value=st.sampled_from(WRONG_PICKLED))
 def test_any_value_may_be_wrong(place: tuple[Any, ...], value: object) -> None:
     """With any wrong value, the snapshot is shown completely, or refused in one line."""
-    data: Any = copy.deepcopy(training(1))
-    if place:
-        inner = data
-        for key in place[:-1]:
-            inner = inner[key]
-        inner[place[-1]] = value
-    else:
-        data = value
     refused, text = "", ""
     try:
-        snapshot = parse_snapshot(data)
-        text = (
-            snapshot_text(snapshot)
-            + snapshot_html(snapshot, "name")
-            + difference_text(compare_snapshots(snapshot, snapshot))
-        )
+        snapshot = parse_snapshot(with_value(training(1), place, value))
+        text = snapshot_text(snapshot) + snapshot_html(snapshot, "name")
+        text += difference_text(compare_snapshots(snapshot, snapshot))
     except SnapshotError as error:
         refused = str(error)
     assert bool(text) != bool(refused)
@@ -160,8 +135,7 @@ def test_rest_is_summed() -> None:
     heap = Heap()
     for number in range(30):
         heap.allocate(1024 * (number + 1), user(("a.py", number, "f")))
-    snapshot = parse_snapshot(heap.snapshot())
-    text = snapshot_text(snapshot, top=29)
+    text = snapshot_text(parse_snapshot(heap.snapshot()), top=29)
     assert "(1 more places)" in text
     assert "1.0 KiB" in text.splitlines()[-2]
 

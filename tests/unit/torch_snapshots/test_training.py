@@ -1,7 +1,5 @@
 """What the agent adds to a snapshot is shown as it is, or refused in one line."""
 
-import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.sure import sure
 from tests.support.torch_snapshots import MIB, training
+from tests.support.wrong_values import WRONG_PICKLED, places, with_value
 from vramledger_agent.errors import SnapshotError
 from vramledger_agent.torch_snapshots.snapshot import parse_snapshot
 from vramledger_agent.torch_snapshots.text import snapshot_text, training_text
@@ -19,12 +18,9 @@ PEAK = {
     "categories": {"parameters": 2 * MIB, "gradients": 3 * MIB, "optimizer": 0, "activations": 4 * MIB},
 }
 STEP = {
-    "whole": True,
-    "finished": True,
-    "batch": 64,
-    "phases": {"forward": PEAK, "backward": PEAK, "optimizer": PEAK},
-    "gradients_before_backward": 3 * MIB,
-}
+    "whole": True, "finished": True, "batch": 64,
+    "phases": {"forward": PEAK, "backward": PEAK, "optimizer": PEAK}, "gradients_before_backward": 3 * MIB,
+}  # fmt: skip
 FRAME = {"filename": "/home/ann/train.py", "line": 7, "name": "build"}
 CYCLE = {
     "bytes": 5 * MIB,
@@ -62,14 +58,9 @@ def test_everything_is_shown() -> None:
 def test_a_part_that_is_not_known_is_not_zero() -> None:
     """A part of a step without a peak, a batch that is not known and an unfinished step are shown as such."""
     step = {
-        **STEP,
-        "batch": None,
-        "whole": False,
-        "phases": {"forward": PEAK},
-        "gradients_before_backward": None,
-    }
-    unfinished = {**step, "finished": False}
-    text = shown({**ADDED, "devices": {0: {"steps": [step, unfinished], "types": {}}}})
+        **STEP, "batch": None, "whole": False, "phases": {"forward": PEAK}, "gradients_before_backward": None,
+    }  # fmt: skip
+    text = shown({**ADDED, "devices": {0: {"steps": [step, {**step, "finished": False}], "types": {}}}})
     assert "-1       9.0 MiB             -             -  (its beginning was not recorded)" in text
     assert "unfinished       9.0 MiB             -             -" in text
     assert "zero_grad" not in text
@@ -97,34 +88,12 @@ def test_a_recording_from_the_start_has_nothing_older() -> None:
     assert "before the recording" not in shown({**ADDED, "from_start": True})
 
 
-def _places(data: object, path: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:
-    if isinstance(data, dict):
-        for key, value in data.items():
-            yield from _places(value, (*path, key))
-    elif isinstance(data, list):
-        for number, value in enumerate(data):
-            yield from _places(value, (*path, number))
-    yield path
-
-
-WRONG: list[object] = [
-    *(None, -1, 2**70, 1.5, "", "\x1b[2J\n", "x" * 1000, [], [None], {}, {"frames": 1}, True, b"x", (1,)),
-    {"x": {"\x1b]0;": 1}, 7: 7, None: None},
-]
-
-
-@given(place=st.sampled_from(sorted(_places(ADDED), key=str)), value=st.sampled_from(WRONG))
+@given(place=st.sampled_from(sorted(places(ADDED), key=str)), value=st.sampled_from(WRONG_PICKLED))
 def test_any_value_may_be_wrong(place: tuple[Any, ...], value: object) -> None:
     """With any wrong value the addition is shown without control characters, or refused in one line."""
-    data: Any = {"added": copy.deepcopy(ADDED)}
-    inner = data
-    path = ("added", *place)
-    for key in path[:-1]:
-        inner = inner[key]
-    inner[path[-1]] = value
     refused, text = "", ""
     try:
-        text = shown(data["added"])
+        text = shown(with_value(ADDED, place, value))
     except SnapshotError as error:
         refused = str(error)
     assert bool(refused) != bool(text)

@@ -112,44 +112,24 @@ def test_every_part_of_a_ledger_has_a_look() -> None:
     assert list(GRAFANA) == list(PARTS)
 
 
-@pytest.mark.parametrize(("theme", "vision"), list(product(THEMES, VISIONS)))
-def test_any_two_parts_can_be_told_apart(theme: str, vision: str) -> None:
-    """For each kind of vision, in each theme, any two parts are far from each other."""
-    looks = {part: seen(getattr(look, theme), vision) for part, look in PARTS.items()}
-    near = {
-        (one, other): round(gap, 1)
-        for one, other in combinations(looks, 2)
-        if (gap := distance(looks[one], looks[other])) < APART
-    }
-    assert near == {}
+PALETTES = {theme: {part: getattr(look, theme) for part, look in PARTS.items()} for theme in THEMES}
+PALETTES["both"] = {part: colour for part, colour in GRAFANA.items() if part != "free"}
+"""Each part's colour in a theme, and the dashboards', which are the same in both."""
 
 
-@pytest.mark.parametrize("theme", THEMES)
-def test_every_part_stands_out_from_its_ground(theme: str) -> None:
+@pytest.mark.parametrize(("palette", "vision"), list(product(PALETTES, VISIONS)))
+def test_any_two_parts_can_be_told_apart(palette: str, vision: str) -> None:
+    """For each kind of vision any two parts are far from each other, in each theme and on a dashboard."""
+    looks = {part: seen(colour, vision) for part, colour in PALETTES[palette].items()}
+    for one, other in combinations(looks, 2):
+        newest = palette == "both" and "operating_system" in (one, other)
+        assert distance(looks[one], looks[other]) >= (SHARED_APART if newest else APART), (one, other)
+
+
+@pytest.mark.parametrize(
+    ("palette", "ground"), [*zip(THEMES, BACKGROUND, strict=True), *(("both", each) for each in BACKGROUND)]
+)
+def test_every_part_stands_out_from_its_ground(palette: str, ground: str) -> None:
     """All parts except free have a contrast of 3:1 to the panel, as WCAG requires for graphics."""
-    ground = BACKGROUND[THEMES.index(theme)]
-    low = {
-        part: ratio for part, look in PARTS.items() if (ratio := contrast(getattr(look, theme), ground)) < 3
-    }
-    assert set(low) == {"free"}
-
-
-@pytest.mark.parametrize("vision", VISIONS)
-def test_one_colour_for_both_themes_can_be_told_apart_too(vision: str) -> None:
-    """The dashboards' colours are as far from each other, for each kind of vision, but the newest one."""
-    looks = {part: seen(colour, vision) for part, colour in GRAFANA.items() if part != "free"}
-    near = {
-        (one, other): round(gap, 1)
-        for one, other in combinations(looks, 2)
-        if (gap := distance(looks[one], looks[other]))
-        < (SHARED_APART if "operating_system" in (one, other) else APART)
-    }
-    assert near == {}
-
-
-@pytest.mark.parametrize("ground", BACKGROUND)
-def test_one_colour_for_both_themes_stands_out_from_both(ground: str) -> None:
-    """Each of the dashboards' colours has a contrast of 3:1 to the panel, light and dark."""
-    assert {
-        part for part, colour in GRAFANA.items() if part != "free" and contrast(colour, ground) < 3
-    } == set()
+    low = {part for part, colour in PALETTES[palette].items() if contrast(colour, ground) < 3}
+    assert low == {"free"} & PALETTES[palette].keys()

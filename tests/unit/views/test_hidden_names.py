@@ -94,15 +94,6 @@ def test_nothing_that_is_written_has_a_name() -> None:
     assert all(NAMES.user("quince") in text for text in hidden.values())
 
 
-def test_a_viewer_sees_own_programs_whole() -> None:
-    """A user of the host sees own programs as they are, and the figures of owners as all others do."""
-    seen = NAMES.snapshot(full(), 4711)
-    assert seen.processes == full().processes
-    assert seen.devices[0].holdings == full().devices[0].holdings
-    assert SECRET.findall(str(seen.devices[0].hidden)) == []
-    assert NAMES.snapshot(full(), 4712).processes != full().processes
-
-
 def test_a_report_has_stand_ins() -> None:
     """Owners, users and marks of a report have the same stand-ins as the present."""
     mark = {"owner": "user quince", "command": "merger.py", "kind": "oom"}

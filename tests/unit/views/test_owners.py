@@ -1,5 +1,7 @@
 """Owners on the page, in the table, in the JSON, in a masked recording, and as a state."""
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -25,8 +27,7 @@ POD = Owner(
 def owned(owner: Owner | None, user: str | None = "ada") -> Snapshot:
     """Make a snapshot with one holder of an owner."""
     process = builders.process(101)
-    facts = replace(sure(process.facts), owner=owner, user=user)
-    one = ProcessSnapshot(101, process.start_time, facts)
+    one = ProcessSnapshot(101, process.start_time, replace(sure(process.facts), owner=owner, user=user))
     return builders.snapshot(builders.device(0, [builders.holding(101)]), processes=[one])
 
 
@@ -41,20 +42,12 @@ def labels(snapshot: Snapshot) -> dict[str, str]:
 
 
 def test_the_owner_fills_its_labels() -> None:
-    """The info series has the owner, and all other known facts about it."""
-    found = labels(owned(POD))
-    assert found["owner_type"] == "pod"
-    assert found["owner"] == "ml/train-0"
-    assert (found["namespace"], found["pod"], found["container"]) == ("ml", "train-0", "main")
-    assert found["notebook"] == "/home/ada/gan.ipynb"
-    assert found["user"] == "ada"
-    assert found["slurm_job"] == found["unit"] == ""
-
-
-def test_a_recording_without_owners_falls_back_to_the_user() -> None:
-    """Facts from before owners were recorded give the user."""
-    assert (labels(owned(None))["owner_type"], labels(owned(None))["owner"]) == ("user", "ada")
-    assert (labels(owned(None, user=None))["owner_type"], labels(owned(None, user=None))["owner"]) == ("", "")
+    """The info series has the owner, and all other known facts about it; without an owner the user's."""
+    known = {"owner_type": "pod", "owner": "ml/train-0", "user": "ada", "slurm_job": "", "unit": ""}
+    of_pod = {name: getattr(POD, name) for name in ("namespace", "pod", "container", "notebook")}
+    assert labels(owned(POD)).items() >= {**known, **of_pod}.items()
+    assert labels(owned(None)).items() >= {"owner_type": "user", "owner": "ada"}.items()
+    assert labels(owned(None, user=None)).items() >= {"owner_type": "", "owner": ""}.items()
 
 
 @given(st.text(max_size=300) | st.just('a"b\\c\nd') | st.just("\ud800"), st.sampled_from([1, 65536]))
@@ -81,14 +74,8 @@ def test_the_table_shows_the_owner_with_its_user() -> None:
 
 def test_the_json_has_every_field() -> None:
     """A reader of the JSON finds the owner's fields by name."""
-    page = snapshot_json(owned(POD))
-    assert isinstance(page["devices"], list)
-    (device,) = page["devices"]
-    assert isinstance(device, dict)
-    assert isinstance(device["holdings"], list)
-    (holding,) = device["holdings"]
-    assert isinstance(holding, dict)
-    assert holding["owner"] == POD._asdict()
+    page: Any = snapshot_json(owned(POD))
+    assert page["devices"][0]["holdings"][0]["owner"] == POD._asdict()
 
 
 def test_a_mask_keeps_relations_and_no_name() -> None:
@@ -101,8 +88,7 @@ def test_a_mask_keeps_relations_and_no_name() -> None:
     first, second, third, fourth = [facts.owner for facts in masked.facts]
     assert first == second
     assert first is not None
-    assert first.type == "pod"
-    assert first.name == f"{first.namespace}/{first.pod}"
+    assert (first.type, first.name) == ("pod", f"{first.namespace}/{first.pod}")
     assert sure(third).name == masked.facts[2].user
     assert fourth is not None
     assert fourth.name == fourth.slurm_job

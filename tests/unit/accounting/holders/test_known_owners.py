@@ -26,6 +26,9 @@ JOB = Owner("slurm", "4711", slurm_job="4711")
 UNNUMBERED = Owner("slurm", "s1a2b3", slurm_job="s1a2b3")
 USER = Owner("user", "ann")
 PLACE = ("0::/place",)
+ROW = ProcessRow(101, 10100, "S", 1, 101, 101, 0, 1)
+CACHE = KvCache(101, 10100, 0.25, 512 * MIB, 1000)
+OLD, NEW = 11, 12
 
 
 def seen(*looks: tuple[Owner | None, tuple[str, ...] | None], restart: bool = False) -> Owner | None:
@@ -85,10 +88,6 @@ def test_an_owner_that_nobody_has_looked_for_replaces_none(known: Owner) -> None
     assert seen((unknown, PLACE), (known, PLACE)) == known
 
 
-ROW = ProcessRow(101, 10100, "S", 1, 101, 101, 0, 1)
-CACHE = KvCache(101, 10100, 0.25, 512 * MIB, 1000)
-
-
 def join(
     *told: KvCache, row: ProcessRow = ROW, sizes: tuple[int | None, ...] = (512 * MIB,), reused: bool = False
 ) -> dict[int, KvCache]:
@@ -114,9 +113,6 @@ def test_a_holder_has_the_cache_that_is_told_of_it() -> None:
     assert join(CACHE, sizes=(None,)) == {101: unsized}
     assert join(CACHE, sizes=(1, 512 * MIB)) == {101: CACHE}
     assert join(KvCache(101, 10100, None, 512 * MIB, None), sizes=(1,)) == {}
-
-
-OLD, NEW = 11, 12
 
 
 class Executing(OneHolder):
@@ -194,8 +190,7 @@ def test_facts_of_the_old_program_are_none_of_the_new_one() -> None:
     assert new.facts is not None
     for known in (new.facts.libraries, new.facts.settings, new.facts.signs):
         assert known == ()
-    assert new.facts.command == "b.py"
-    assert new.facts.owner == pod
+    assert (new.facts.command, new.facts.owner) == ("b.py", pod)
 
 
 def test_a_program_that_takes_memory_late_is_active_since_then() -> None:

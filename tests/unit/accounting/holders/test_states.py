@@ -30,6 +30,8 @@ ROW = ProcessRow(1000, 100, "S", 1, 1000, 400, 0, 3)
 ADOPTED = Ties(1000, 100, adopted=True, worker=False)
 WORKER = ADOPTED._replace(worker=True, severed=2)
 """What ties a process that was adopted: nothing is known of it, or it is a worker without a launcher."""
+PLAIN = ROW._replace(pgrp=900)
+"""A process that leads nothing."""
 
 
 def judge(
@@ -45,10 +47,6 @@ def judge(
 def job(parent: ParentFacts | None = INIT, **known: Any) -> ProcessFacts:  # noqa: ANN401 any field of the facts
     """Return the facts of that process; its group's leader is alive unless the test says otherwise."""
     return replace(ProcessFacts(1000, 100, parent=parent, leader_alive=True, nspid=(1000,)), **known)
-
-
-PLAIN = ROW._replace(pgrp=900)
-"""A process that leads nothing."""
 
 
 @pytest.mark.parametrize("comm", ["python3", "bash", "sudo", "gdb", "watch", "monit", "systemd"])
@@ -209,8 +207,7 @@ def test_the_longest_wait_of_a_process_counts() -> None:
 def test_the_xid_errors_of_the_gpu_are_part_of_the_evidence() -> None:
     """XID errors stand beside the wait; a zombie with a thread that sleeps in the driver says that too."""
     host = stuck_since_now()
-    event = XidEvent(host.gpu.uuid(host.now), 79, 0.0)
-    host.sample(events=(event,))
+    host.sample(events=(XidEvent(host.gpu.uuid(host.now), 79, 0.0),))
     assert host.watch(70).why.endswith("this GPU has had XID 79")
     host = OneHolder()
     host.sample()
@@ -399,8 +396,7 @@ def test_an_orphan_that_works_or_may_work_wastes_nothing() -> None:
     host = orphaned()
     host.say_nothing_of_work()
     holding = host.watch(60)
-    assert holding.state is State.ORPHANED
-    assert holding.working is None
+    assert (holding.state, holding.working) == (State.ORPHANED, None)
     assert not holding.wasted
     assert holding.why.endswith("; whether it works on the GPU is not known")
     host = orphaned()

@@ -45,8 +45,7 @@ def test_what_the_kernel_charges_is_an_account_beside_nvmls() -> None:
     """The charge of an owner is that of its cgroups, and none of them is counted twice."""
     places = ["/slurm/job_41", "/slurm/job_41/step_0"]
     found = limit_of([ROOT, JOB, STEP], *(PlacedHolding(ADA, path) for path in places))
-    assert found.charged == 20 * GIB
-    assert found.minimum == 4 * GIB
+    assert (found.charged, found.minimum) == (20 * GIB, 4 * GIB)
 
 
 def test_guarantees_of_cgroups_beside_each_other_add_up() -> None:
@@ -104,14 +103,10 @@ def test_limits_are_served_and_shown() -> None:
         7, 70, 1000, "ada", "python", "train.py", cgroup=("0::/slurm/job_41",), owner=Owner("slurm", "41")
     )
     device = DeviceReading(
-        0,
-        "GPU-a",
-        minor=0,
-        memory=MemoryReading(80 * GIB, 59 * GIB, 20 * GIB, GIB),
-        processes=(ProcessEntry(7, 20 * GIB, "C"),),
-        limits=(ROOT._replace(current=20 * GIB), JOB),
+        0, "GPU-a", minor=0, memory=MemoryReading(80 * GIB, 59 * GIB, 20 * GIB, GIB),
+        processes=(ProcessEntry(7, 20 * GIB, "C"),), limits=(ROOT._replace(current=20 * GIB), JOB),
         partition=70 * GIB,
-    )
+    )  # fmt: skip
     row = ProcessRow(7, 70, "S", 1, 7, 7, 0, 1)
     reading = Reading(1000.0, 10.0, host_pid_namespace=True, devices=(device,), rows=(row,), facts=(facts,))
     assert decode(encode(reading)) == reading

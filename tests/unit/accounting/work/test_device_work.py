@@ -22,19 +22,17 @@ from vramledger.model.snapshot import Grade, Holding, State
 
 IDLE_AFTER = 60.0
 NOTHING = {
-    "seconds": 1.0,
-    "graphics": 6e-5,
-    "sm": 0.0,
-    "dram": 4e-6,
-    "pcie_transmit": 4e5,
-    "pcie_receive": 2e5,
-}
+    "seconds": 1.0, "graphics": 6e-5, "sm": 0.0, "dram": 4e-6, "pcie_transmit": 4e5, "pcie_receive": 2e5,
+}  # fmt: skip
 """An H200 in a second in which no kernel ran."""
 MATMUL = {**NOTHING, "sm": 2e-8}
 """A second in which one 64x64 matmul ran."""
 TRAINING = {**NOTHING, "sm": 0.9, "dram": 0.3}
 COPIES = {**NOTHING, "pcie_receive": 64.0 * 2**20}
 OFF = {"gpu": 0.0, "memory": 0.0}
+SERVER = {5: "nvidia-cuda-mps-server"}
+IDLE, LAUNCH = 0.0019, 0.0004
+"""CPU seconds that an idle server took in a second on an H200, and that the smallest launch takes."""
 
 
 def row(pid: int, sm: float = 0.0) -> tuple[int, float]:
@@ -46,7 +44,6 @@ class Device:
     """A GPU whose driver says what the test tells, once a second."""
 
     def __init__(self, *pids: int, kinds: str = "C", names: dict[int, str] | None = None) -> None:
-        """Start with these holders."""
         self.pids, self.kinds, self.names = pids, dict.fromkeys(pids, kinds), names or {}
         self.now = 0.0
         self.tracker = HoldingTracker(idle_after=IDLE_AFTER)
@@ -58,61 +55,44 @@ class Device:
         self,
         rows: Sequence[tuple[int, float]] | None = (),
         activity: dict[str, float] | None = None,
+        *,
+        after: float = 1.0,
+        reading: dict[str, Any] | None = None,
         **says: Any,  # noqa: ANN401 any field of a device's reading
     ) -> dict[int, Holding]:
-        """Advance by a second; return the holdings by pid."""
-        self.now += 1.0
+        """Advance; return the holdings by pid. The reading may have other fields too."""
+        self.now += after
         cpu = tuple((pid, seconds + self.more_cpu[pid]) for pid, seconds in self.quiet_cpu.items())
         self.more_cpu = dict.fromkeys(self.pids, 0.0)
         clock = EPOCH + self.now
         parent = ParentFacts(400, 50, "bash", "bash", init=False)
-        device = DeviceReading(
-            0,
-            "GPU-0",
-            memory=MemoryReading(80 * GIB, 40 * GIB, 40 * GIB, 0),
-            processes=tuple(ProcessEntry(pid, GIB, self.kinds[pid]) for pid in self.pids),
-            process_utilization=None
-            if rows is None
-            else tuple(
+        told = {
+            "memory": MemoryReading(80 * GIB, 40 * GIB, 40 * GIB, 0), "activity": activity,
+            "processes": tuple(ProcessEntry(pid, GIB, self.kinds[pid]) for pid in self.pids),
+            "process_utilization": None if rows is None else tuple(
                 ProcessUtilization(pid, clock - 0.5 + place / 10, sm, 0.0, 0.0, 0.0)
                 for place, (pid, sm) in enumerate(rows)
             ),
-            activity=activity,
-            **{**self.says, **says},
-        )
-        reading = Reading(
-            time=clock,
-            monotonic=self.now,
-            boot_time=600.0,
-            host_pid_namespace=True,
-            devices=(device,),
-            rows=tuple(ProcessRow(pid, 100, "S", 400, 400, 400, 0, 4) for pid in self.pids),
-            cpu_taken=cpu,
-            facts=tuple(
+        }  # fmt: skip
+        known = {
+            "boot_time": 600.0, "host_pid_namespace": True, "cpu_taken": cpu,
+            "devices": (DeviceReading(0, "GPU-0", **{**told, **self.says, **says}),),
+            "rows": tuple(ProcessRow(pid, 100, "S", 400, 400, 400, 0, 4) for pid in self.pids),
+            "facts": tuple(
                 ProcessFacts(pid, 100, command=self.names.get(pid, "python"), parent=parent)
-                for pid in self.pids
-            )
-            if self.now == 1.0
-            else (),
-        )
-        (snapshot,) = self.tracker.update(reading).devices
+                for pid in self.pids if self.now == 1.0
+            ),
+        }  # fmt: skip
+        (snapshot,) = self.tracker.update(Reading(clock, self.now, **{**known, **(reading or {})})).devices
         return {each.pid: each for each in snapshot.holdings}
+
+    def watch(self, seconds: int, *args: Any, **says: Any) -> dict[int, Holding]:  # noqa: ANN401 as for a sample
+        return [self.sample(*args, **says) for _ in range(seconds)][-1]
 
 
 def idle_with(holding: Holding) -> Grade | None:
     """Return the grade at which a holder is idle, None when it is not."""
     return holding.grade if holding.state is State.IDLE else None
-
-
-def test_a_notebook_alone_is_proven_idle_although_it_has_a_row_every_second() -> None:
-    """The context that ran last has a row of 0 % for ever; the counters prove that nothing runs."""
-    device = Device(7)
-    for _ in range(60):
-        held = device.sample([row(7)], NOTHING)
-        assert held[7].state is State.ACTIVE
-    held = device.sample([row(7)], NOTHING)
-    assert idle_with(held[7]) is Grade.PROVEN
-    assert held[7].since == EPOCH + 1
 
 
 def test_a_small_kernel_every_three_seconds_is_work_whose_rows_say_0() -> None:
@@ -134,15 +114,14 @@ def test_without_rows_the_only_holder_is_the_one_that_works() -> None:
     for second in range(200):
         held = device.sample(None, MATMUL if second % 10 == 0 else NOTHING, utilization=None)
         assert held[7].state is held[8].state is State.ACTIVE
-    for _ in range(61):
-        held = device.sample(None, NOTHING, utilization=None)
+    held = device.watch(61, None, NOTHING, utilization=None)
     assert idle_with(held[7]) is idle_with(held[8]) is Grade.PROVEN
 
 
 @pytest.mark.parametrize("says", [{"failed": ("activity",)}, {"gpu_instance": None, "failed": ("mig",)}])
 def test_a_failed_query_of_the_counters_is_no_missing_counter(says: dict[str, Any]) -> None:
     """Only where the instance is known and the driver says so has a GPU no counters on it."""
-    instance = {"parent": "GPU-a", "gpu_instance": 1, "utilization": None}
+    instance: dict[str, Any] = {"parent": "GPU-a", "gpu_instance": 1, "utilization": None}
     assert "this GPU has no GPM counters" in Device(7).sample(None, None, **instance)[7].why
     device = Device(7)
     for answer in (NOTHING, None, NOTHING, None, None):
@@ -212,15 +191,6 @@ def test_whose_cpu_time_says_nothing_is_not_seen_to_be_idle(usual: float | None)
     assert idle_with(pipeline(device, 400, {})[7]) is Grade.INFERRED
 
 
-def test_unsteady_cpu_time_says_nothing() -> None:
-    """Where CPU time varies by more than a launch takes, work does not stand out."""
-    device = Device(7, 8)
-    for second in range(400):
-        device.more_cpu[7] += (second % 3) * 0.002
-        held = pipeline(device, 1, {}) if second % 4 else device.sample([row(8, 0.08)], TRAINING)
-    assert idle_with(held[7]) is Grade.INFERRED
-
-
 def test_a_chance_of_more_cpu_time_is_not_work() -> None:
     """An idle server takes more CPU time in one burst of eight, as in any other second."""
     device = Device(7, 8)
@@ -242,8 +212,7 @@ def test_a_change_of_the_runner_is_work() -> None:
 def test_beside_a_busy_holder_a_quiet_one_is_idle_only_by_inference() -> None:
     """A busy process has every row, so small work of another one would have none."""
     device = Device(7, 8)
-    for _ in range(600):
-        held = device.sample([row(7, 1.0)], TRAINING, utilization={"gpu": 1.0, "memory": 0.3})
+    held = device.watch(600, [row(7, 1.0)], TRAINING, utilization={"gpu": 1.0, "memory": 0.3})
     assert held[7].state is State.ACTIVE
     assert idle_with(held[8]) is Grade.INFERRED
     assert held[8].working is None
@@ -253,8 +222,7 @@ def test_beside_a_busy_holder_a_quiet_one_is_idle_only_by_inference() -> None:
 def test_work_beside_a_burst_is_found_when_the_burst_was_long() -> None:
     """The quiet of the time after a training says nothing of the time during it."""
     device = Device(7, 8)
-    for _ in range(100):
-        device.sample([row(7, 1.0)], TRAINING)
+    device.watch(100, [row(7, 1.0)], TRAINING)
     grades = []
     for _ in range(100):
         held = device.sample([row(7)], NOTHING)
@@ -311,8 +279,7 @@ def test_one_sample_without_a_row_is_only_late() -> None:
 def test_without_counters_nothing_is_better_than_inferred() -> None:
     """Before Hopper a 64x64 matmul is below 1 % and leaves no other row: quiet may be work."""
     device = Device(7, 8)
-    for _ in range(300):
-        held = device.sample([row(7)], None)
+    held = device.watch(300, [row(7)], None)
     assert idle_with(held[7]) is idle_with(held[8]) is Grade.INFERRED
 
 
@@ -340,12 +307,10 @@ def test_a_program_that_only_copies_alone_works() -> None:
 def test_counters_that_do_not_move_prove_nothing() -> None:
     """Where none moves they are not counting; where the driver says busy, zeros do not count."""
     device = Device(7)
-    for _ in range(200):
-        held = device.sample([row(7)], dict.fromkeys(NOTHING, 0.0) | {"seconds": 1.0})
+    held = device.watch(200, [row(7)], dict.fromkeys(NOTHING, 0.0) | {"seconds": 1.0})
     assert idle_with(held[7]) is Grade.INFERRED
     device = Device(7, 8)
-    for _ in range(200):
-        held = device.sample([row(7, 0.4)], NOTHING, utilization={"gpu": 0.4, "memory": 0.0})
+    held = device.watch(200, [row(7, 0.4)], NOTHING, utilization={"gpu": 0.4, "memory": 0.0})
     assert held[7].state is State.ACTIVE
     assert idle_with(held[8]) is Grade.INFERRED
 
@@ -353,16 +318,12 @@ def test_counters_that_do_not_move_prove_nothing() -> None:
 def test_a_sample_without_counters_ends_what_was_proven() -> None:
     """A counter that was not read may have missed work."""
     device = Device(7)
-    for _ in range(60):
-        device.sample([row(7)], NOTHING)
+    device.watch(60, [row(7)], NOTHING)
     device.sample([row(7)], None)
     for _ in range(59):
         assert idle_with(device.sample([row(7)], NOTHING)[7]) is not Grade.PROVEN
     device.sample([row(7)], NOTHING)
     assert idle_with(device.sample([row(7)], NOTHING)[7]) is Grade.PROVEN
-
-
-SERVER = {5: "nvidia-cuda-mps-server"}
 
 
 @pytest.mark.parametrize("kinds", ["CM", "C"], ids=["listed as clients", "the list is not supported"])
@@ -379,23 +340,17 @@ def test_clients_of_mps_are_not_idle_while_their_server_works(kinds: str) -> Non
 def test_clients_of_mps_are_idle_when_the_device_does_nothing() -> None:
     """Counters at 0 hold for every holder."""
     device = Device(5, 7, 8, kinds="CM", names=SERVER)
-    for _ in range(61):
-        held = device.sample([row(5)], NOTHING)
+    held = device.watch(61, [row(5)], NOTHING)
     assert {idle_with(held[pid]) for pid in (7, 8)} == {Grade.PROVEN}
 
 
 def test_a_new_holder_has_not_been_quiet_before_it_was_there() -> None:
     """What the device did not do before says nothing about a program that has just come."""
     device = Device(7)
-    for _ in range(200):
-        device.sample([row(7)], NOTHING)
+    device.watch(200, [row(7)], NOTHING)
     device.pids, device.kinds[8] = (7, 8), "C"
     for _ in range(59):
         assert device.sample([row(7)], NOTHING)[8].state is State.ACTIVE
-
-
-IDLE, LAUNCH = 0.0019, 0.0004
-"""CPU seconds that an idle server took in a second on an H200, and that the smallest launch takes."""
 
 
 @pytest.mark.parametrize("length", [1.0, 3.0])

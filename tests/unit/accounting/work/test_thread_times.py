@@ -1,20 +1,17 @@
 """What the times of a holder's threads prove, beside others, and where the driver has no rows."""
 
+from typing import Any
+
 import pytest
 
-from tests.support.host.model import EPOCH, GIB
+from tests.support.host.model import GIB
+from tests.unit.accounting.work.test_device_work import Device, idle_with
 from vramledger.accounting.sample import forget_ended
-from vramledger.accounting.tracker import HoldingTracker
 from vramledger.accounting.work.thread_times import ThreadQuiet
 from vramledger.model.reading import (
-    DeviceReading,
     ManagedMappings,
-    MemoryReading,
-    ParentFacts,
     ProcessEntry,
-    ProcessFacts,
     ProcessRow,
-    ProcessUtilization,
     Reading,
     ThreadTimes,
 )
@@ -36,11 +33,10 @@ NOTEBOOK: Threads = (0, 0.0, 31, 0.0023, 1.6e-4, 0.0, 0, True)
 class Card:
     """A GPU without GPM; its holders are one that the test tells, and a training that the driver names."""
 
-    def __init__(self, *, kinds: str = "C", idle_after: float = IDLE_AFTER) -> None:
-        self.now = 0.0
-        self.kinds = kinds
-        self.tracker = HoldingTracker(idle_after=idle_after)
-        self.looked = 0.0
+    def __init__(self, *, kinds: str = "C") -> None:
+        self.device = Device(HOLDER, TRAINING, kinds=kinds)
+        self.device.quiet_cpu = {}
+        self.kinds, self.looked = kinds, 0.0
 
     def sample(  # noqa: PLR0913 what a sample may say
         self,
@@ -50,64 +46,32 @@ class Card:
         rows: tuple[int, ...] | None = (TRAINING,),
         complete: bool = True,
         host: bool = True,
-        after: float = 1.0,
         memory: int = GIB,
     ) -> Holding:
         """Advance, and return the holding; a look at the threads ends every ten seconds."""
-        self.now += after
-        clock = EPOCH + self.now
-        looks: tuple[ThreadTimes, ...] = ()
-        if threads is not None and self.now - self.looked >= LOOK:
-            looks = (ThreadTimes(HOLDER, 100, self.looked, self.now - 0.5, complete, *threads),)  # type: ignore[arg-type]
-            self.looked = self.now - 0.5
-        parent = ParentFacts(400, 50, "bash", "bash", init=False)
-        device = DeviceReading(
-            0,
-            "GPU-0",
-            memory=MemoryReading(80 * GIB, 40 * GIB, 40 * GIB, 0),
-            processes=(ProcessEntry(HOLDER, memory, self.kinds), ProcessEntry(TRAINING, GIB, self.kinds)),
-            process_utilization=None
-            if rows is None
-            else tuple(ProcessUtilization(pid, clock - 0.5, 0.9, 0.0, 0.0, 0.0) for pid in rows),
-            utilization=rate,
-        )
-        reading = Reading(
-            time=clock,
-            monotonic=self.now,
-            boot_time=600.0,
-            host_pid_namespace=host,
-            devices=(device,),
-            rows=tuple(ProcessRow(pid, 100, "S", 400, 400, 400, 0, 4) for pid in (HOLDER, TRAINING)),
-            facts=tuple(
-                ProcessFacts(pid, 100, command="python", parent=parent) for pid in (HOLDER, TRAINING)
-            ),
-            threads=looks,
-        )
-        (shown,) = self.tracker.update(reading).devices
-        return {each.pid: each for each in shown.holdings}[HOLDER]
+        now, looks = self.device.now + 1.0, []
+        if threads is not None and now - self.looked >= LOOK:
+            looks = [ThreadTimes(HOLDER, 100, self.looked, now - 0.5, complete, *threads)]  # type: ignore[arg-type]
+            self.looked = now - 0.5
+        held = (ProcessEntry(HOLDER, memory, self.kinds), ProcessEntry(TRAINING, GIB, self.kinds))
+        known = {"host_pid_namespace": host, "threads": tuple(looks)}
+        named = None if rows is None else [(pid, 0.9) for pid in rows]
+        return self.device.sample(named, reading=known, processes=held, utilization=rate)[HOLDER]
 
-    def watch(self, seconds: int, *args: Threads | None, **how: object) -> Holding:
-        """Sample once a second; return the last holding."""
-        for _ in range(seconds - 1):
-            self.sample(*args, **how)  # type: ignore[arg-type]
-        return self.sample(*args, **how)  # type: ignore[arg-type]
-
-
-def grade(holding: Holding) -> Grade | None:
-    """Return the grade at which a holder is idle, None when it is not."""
-    return holding.grade if holding.state is State.IDLE else None
+    def watch(self, seconds: int, *args: Threads | None, **how: Any) -> Holding:  # noqa: ANN401 as for a sample
+        return [self.sample(*args, **how) for _ in range(seconds)][-1]
 
 
 def test_still_holder_is_proven_idle_beside_a_training() -> None:
     """Without counters, beside a training, once the threshold has passed, and with looks alone."""
     card = Card()
-    assert grade(card.watch(60)) is not Grade.PROVEN
+    assert idle_with(card.watch(60)) is not Grade.PROVEN
     holding = card.watch(12)
-    assert grade(holding) is Grade.PROVEN
+    assert idle_with(holding) is Grade.PROVEN
     assert holding.working is False
     assert holding.wasted
     assert "no thread of it ran except the driver's, and the driver named it in no row" in holding.why
-    assert grade(Card().watch(300, None)) is Grade.INFERRED
+    assert idle_with(Card().watch(300, None)) is Grade.INFERRED
 
 
 @pytest.mark.parametrize(
@@ -125,13 +89,13 @@ def test_still_holder_is_proven_idle_beside_a_training() -> None:
 )
 def test_threads_that_may_launch_leave_it_inferred(threads: Threads) -> None:
     """A main thread that runs at all; helpers that run longer than idle ones do; any helper in C."""
-    assert grade(Card().watch(300, threads)) is Grade.INFERRED
+    assert idle_with(Card().watch(300, threads)) is Grade.INFERRED
 
 
 def test_notebooks_helpers_keep_their_rhythm() -> None:
     """The main thread did not run, and the others run by the clock: seen, and never proven."""
     holding = Card().watch(100, NOTEBOOK)
-    assert grade(holding) is Grade.SEEN
+    assert idle_with(holding) is Grade.SEEN
     assert "the others only kept their rhythm" in holding.why
 
 
@@ -141,7 +105,7 @@ def test_requests_are_no_rhythm() -> None:
     grades = set()
     for turn in range(40):
         runs = (10, 13, 17, 10)[turn % 4]
-        grades.add(grade(card.watch(10, (0, 0.0, runs, runs * 2e-5, 2e-5, 0.0, 0, True))))
+        grades.add(idle_with(card.watch(10, (0, 0.0, runs, runs * 2e-5, 2e-5, 0.0, 0, True))))
     assert grades == {None, Grade.INFERRED}
 
 
@@ -160,45 +124,45 @@ def test_work_that_was_launched_before_is_named_by_rows() -> None:
 )
 def test_not_full_without_rows_no_long_kernel(rate: dict[str, float] | None, expected: Grade | None) -> None:
     """Without rows only the rate shows a kernel of minutes; on MIG before Hopper not even that."""
-    assert grade(Card().watch(100, rows=None, rate=rate)) is expected
+    assert idle_with(Card().watch(100, rows=None, rate=rate)) is expected
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(BUSY, None), (HALF, Grade.SEEN)])
 def test_client_of_mps_is_never_proven_idle(rate: dict[str, float], expected: Grade | None) -> None:
     """The driver names the server in place of its clients, so a row says nothing of this one."""
-    assert grade(Card(kinds="CM").watch(100, rate=rate, rows=())) is expected
+    assert idle_with(Card(kinds="CM").watch(100, rate=rate, rows=())) is expected
 
 
 def test_a_sample_without_rows_ends_the_proof() -> None:
     """A query that failed may have missed the row of a long kernel; it is seen, and later proven again."""
     card = Card()
-    assert grade(card.watch(100)) is Grade.PROVEN
+    assert idle_with(card.watch(100)) is Grade.PROVEN
     card.sample(rows=None)
-    assert grade(card.sample()) is not Grade.PROVEN
-    assert grade(card.watch(12, rate=HALF)) is Grade.SEEN
+    assert idle_with(card.sample()) is not Grade.PROVEN
+    assert idle_with(card.watch(12, rate=HALF)) is Grade.SEEN
     card.sample(memory=2 * GIB)
-    assert grade(card.watch(90, memory=2 * GIB)) is Grade.PROVEN
+    assert idle_with(card.watch(90, memory=2 * GIB)) is Grade.PROVEN
 
 
 @pytest.mark.parametrize("how", [{"complete": False}, {"host": False}], ids=["hidden", "another namespace"])
 def test_what_is_not_known_is_not_quiet(how: dict[str, bool]) -> None:
     """A look that could not read everything, or in another PID namespace, proves nothing."""
     card = Card()
-    assert grade(card.watch(100)) is Grade.PROVEN
-    assert grade(card.watch(11, **how)) is not Grade.PROVEN
+    assert idle_with(card.watch(100)) is Grade.PROVEN
+    assert idle_with(card.watch(11, **how)) is not Grade.PROVEN
 
 
 def test_what_ends_the_proof() -> None:
     """No further looks, a gap until a new look, and at once a change of its bytes."""
     card = Card()
-    assert grade(card.watch(100)) is Grade.PROVEN
-    assert grade(card.watch(100, None)) is Grade.INFERRED
+    assert idle_with(card.watch(100)) is Grade.PROVEN
+    assert idle_with(card.watch(100, None)) is Grade.INFERRED
     card = Card()
-    assert grade(card.watch(100)) is Grade.PROVEN
-    card.now += 30.0
-    assert grade(card.sample(None)) is not Grade.PROVEN
+    assert idle_with(card.watch(100)) is Grade.PROVEN
+    card.device.now += 30.0
+    assert idle_with(card.sample(None)) is not Grade.PROVEN
     card = Card()
-    assert grade(card.watch(100)) is Grade.PROVEN
+    assert idle_with(card.watch(100)) is Grade.PROVEN
     assert card.sample(memory=2 * GIB).state is State.ACTIVE
 
 
@@ -213,11 +177,8 @@ def test_a_recording_that_starts_again_has_other_processes_throughout() -> None:
     """Threads and mappings stay those of their holders when a replay gives these later start times."""
     row = ProcessRow(7, 70, "S", 1, 7, 7, 0, 1)
     before = Reading(
-        1.0,
-        1.0,
-        rows=(row,),
-        threads=(ThreadTimes(7, 70, 0.0, 1.0, complete=True),),
+        1.0, 1.0, rows=(row,), threads=(ThreadTimes(7, 70, 0.0, 1.0, complete=True),),
         managed=(ManagedMappings(7, 70, None),),
-    )
+    )  # fmt: skip
     after = shift_starts(before, 10.0)
     assert {each.start for part in (after.rows, after.threads, after.managed) for each in part} == {1070}

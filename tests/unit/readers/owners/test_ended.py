@@ -29,13 +29,13 @@ MARKS = {
     "Podman": (f"/machine.slice/libpod-{A}.scope/container", f"run/crun/{A}"),
     "Slurm": (f"{STEP}/user/task_0", f"sys/fs/cgroup{STEP}/slurm"),
 }
+NEIGHBOUR = "f" * 8 + UID[8:]
 
 
 class Scene:
     """One process with an owner, on a host below a directory."""
 
     def __init__(self, root: Path, path: str, *, started: float = 1.0) -> None:
-        """Put the process into a cgroup and check it for the first time."""
         self.root = root
         known = facts(path)
         found = resolve_owner(HostFiles(root), known)
@@ -66,9 +66,6 @@ def test_a_mark_that_was_there_and_is_gone_ends_the_owner(tmp_path: Path, runtim
     assert " has ended: " in why
     (tmp_path / mark).mkdir()
     assert scene.look() is None
-
-
-NEIGHBOUR = "f" * 8 + UID[8:]
 
 
 def neighbour_of(tmp_path: Path, path: str, mark: str) -> Scene:
@@ -119,12 +116,9 @@ def test_a_pod_ended_before_us(tmp_path: Path, path: str, neighbour: str, starte
 
 
 RECORD = {
-    "Running": False,
-    "Paused": False,
-    "Restarting": False,
-    "Pid": 0,
+    "Running": False, "Paused": False, "Restarting": False, "Pid": 0,
     "FinishedAt": "2026-11-22T07:00:00.123456789Z",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -239,7 +233,6 @@ def test_a_user_or_a_unit_does_not_end() -> None:
 
 
 def row(known: ProcessFacts) -> ProcessRow:
-    """Make the row of a process."""
     return ProcessRow(known.pid, known.start, "S", 1, known.pid, known.pid, 0, 1)
 
 
@@ -247,23 +240,10 @@ class Clock:
     """A clock that the test sets."""
 
     def __init__(self) -> None:
-        """Start at zero."""
         self.now = 0.0
 
     def __call__(self) -> float:
-        """Return the time."""
         return self.now
-
-
-def test_names_come_with_the_facts(tmp_path: Path) -> None:
-    """A new process gets its owner in the same call."""
-    pod(tmp_path)
-    owners = OwnerReader(Host(Path("/proc")), tmp_path)
-    learned = owners.add_owners([facts(POD)], timeout=20)
-    assert [each.owner for each in learned] == [
-        Owner("pod", "ml/train-0", namespace="ml", pod="train-0", container="main")
-    ]
-    assert owners.add_owners([], timeout=20) == []
 
 
 def test_a_file_system_that_hangs_costs_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,14 +11,12 @@ from hypothesis import strategies as st
 from tests.support.examples import examples
 from tests.support.procs import FakeProc, known, proc
 from tests.support.sure import sure
-from tests.support.waiting import PATIENCE
 from vramledger.model.reading import Owner, ProcessFacts
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.program_names import find_notebook
 from vramledger.readers.owners.host_files import HostFiles
 from vramledger.readers.owners.reader import (
     LOOK_AGAIN,
-    OwnerReader,
     UnitUsers,
     resolve_from_facts,
     resolve_owner,
@@ -29,6 +27,7 @@ B = "5eed917563583925ffdbd40a64efb2aaffe58638e57add8becaf460fe74f5b1c"
 UID = "a5c1f8d5-1919-434d-add7-4afaafdaef89"
 KUBELET = f"/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-containerd-{A}.scope"
 NOTEBOOK = "/home/ada/work/gan.ipynb"
+ID = "0f3a9d52-7c11-4b6e-9a55-1d2c3b4a5f60"
 
 
 def facts(*paths: str, user: str | None = "ada", claims: str = "") -> ProcessFacts:
@@ -150,8 +149,7 @@ def test_rootless_containers_are_not_looked_for_among_roots(tmp_path: Path) -> N
     """A user's cgroup with the name of root's container does not get that container's name."""
     podman(tmp_path, [{"id": A, "names": ["production"]}])
     path = f"/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{A}.scope"
-    found = answer(tmp_path, facts(path))
-    assert found == Owner("user", "ada", unit="user@1000.service")
+    assert answer(tmp_path, facts(path)) == Owner("user", "ada", unit="user@1000.service")
 
 
 @pytest.mark.parametrize(
@@ -276,18 +274,13 @@ def test_hostile_names_are_no_labels(tmp_path_factory: pytest.TempPathFactory, n
     assert all(letter in "abcdefghijklmnopqrstuvwxyz0123456789-./" for letter in found.name)
 
 
-ID = "0f3a9d52-7c11-4b6e-9a55-1d2c3b4a5f60"
-
-
 @pytest.mark.parametrize(
     ("argv", "variable", "name"),
     [
         (f"python -m ipykernel_launcher -f /run/user/1000/jupyter/kernel-{ID}.json", NOTEBOOK, NOTEBOOK),
         (f"python -m ipykernel_launcher -f /run/user/1000/jupyter/kernel-{ID}.json", None, f"kernel-{ID}"),
-        (
-            f"python -m ipykernel_launcher --f=/home/ada/.local/share/jupyter/runtime/kernel-v3{ID}.json",
-            None, f"kernel-v3{ID}",
-        ),
+        (f"python -m ipykernel_launcher --f=/home/ada/.local/share/jupyter/runtime/kernel-v3{ID}.json", None,
+         f"kernel-v3{ID}"),
         (f"python -m ipykernel_launcher -f kernel-{ID}.json", "/home/ada/", f"kernel-{ID}"),
         ('python -m ipykernel_launcher --f="/a\N{NO-BREAK SPACE}b/kernel-v3a0f.json"', None, "kernel-v3a0f"),
         ("python -m ipykernel_launcher --f=/tmp/tmp-52030HdOn7IrfdSaA.json", None, "tmp-52030HdOn7IrfdSaA"),
@@ -336,7 +329,6 @@ class Service:
     """Processes in cgroups, and the owners that they have."""
 
     def __init__(self, proc: FakeProc) -> None:
-        """Begin with an init."""
         self.now = 0.0
         self.proc = proc
         self.host = Host(proc.root)
@@ -366,8 +358,7 @@ def test_a_person_is_the_owner_in_a_daemons_service(service: Service, daemon: in
     """A daemon starts people's programs in its own service: each person owns what is theirs."""
     unit = next(part for part in below.split("/") if part.endswith(".service"))
     service.add(40, daemon, below.partition(".service")[0] + ".service")
-    ann = service.add(41, ANN, below)
-    assert service.owner(ann) == ("user", str(ANN), unit)
+    assert service.owner(service.add(41, ANN, below)) == ("user", str(ANN), unit)
 
 
 @pytest.mark.parametrize("uids", [(ANN, ANN), (0, 0), (0, DAEMON), (0, 65534), (0, 61500), (DAEMON, DAEMON)])
@@ -403,12 +394,3 @@ def test_the_programs_of_a_session_or_a_job_are_what_they_were(service: Service)
     job = "/system.slice/slurmstepd.scope/job_17/step_0"
     service.add(42, 0, job)
     assert service.owner(service.add(43, ANN, job))[:2] == ("slurm", "17")
-
-
-def test_the_sampler_asks_for_it(service: Service, tmp_path: Path) -> None:
-    """The facts of a sample have the person as the owner, and the unit beside."""
-    service.add(40, 0)
-    ann = service.add(41, ANN)
-    reader = OwnerReader(service.host, tmp_path)
-    (found,) = reader.add_owners([ann], timeout=PATIENCE)
-    assert found.owner == Owner("user", str(ANN), unit="jupyterhub.service")
