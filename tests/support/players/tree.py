@@ -1,9 +1,9 @@
 """What a process tree is: who is in it, whether it is healthy, and what must be said of it.
 
 A tree is a function of a :class:`Stage` below one of the decorators :func:`healthy`, :func:`leftover` and
-:func:`other`. It sets the tree up to the moment *before*, and returns the :class:`Cast`.
-:meth:`Cast.lose_launcher` takes the launcher away and returns in the moment *after*. The first line of the
-docstring, "Play SOMETHING.", says what the tree is.
+:func:`other`; a short one is a row of ``SHORT``. It sets the tree up to the moment *before*, and returns
+the :class:`Cast`. :meth:`Cast.lose_launcher` takes the launcher away and returns in the moment *after*. The
+first line of the docstring, "Play SOMETHING.", says what the tree is.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -140,6 +140,23 @@ def abandoned(build: Builder) -> Tree:
     """Declare a tree whose holders nobody can reach any more, as is proven, watched and late."""
     verdict = Verdict("orphaned", SEVERED, "proven")
     return Tree(build, "leftover", verdict, verdict)
+
+
+def declared(**rows: tuple[Callable[[Builder], Tree], str, Builder]) -> tuple[Tree, ...]:
+    """Declare short trees: for each name the decorator, what is played, and the function."""
+    for name, (_, what, build) in rows.items():
+        build.__name__, build.__doc__ = name, f"Play {what}."
+    return tuple(declare(build) for declare, _, build in rows.values())
+
+
+def launched(launch: Callable[[Stage], Player], work: Callable[[Player], Sequence[Player]]) -> Builder:
+    """Return what sets up a launcher, which the test ends, and whom it starts."""
+
+    def build(stage: Stage) -> Cast:
+        launcher = launch(stage)
+        return Cast(work(launcher), launcher)
+
+    return build
 
 
 def other(state: str, words: str) -> Callable[[Builder], Tree]:
