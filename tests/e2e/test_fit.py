@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.agent_client import report
 from tests.support.exporter import QUICK, no_driver, run, serving
 from tests.support.players.stage import Stage
@@ -89,12 +91,16 @@ def test_a_full_host_has_no_room(standin: StandIn, stage: Stage, tmp_path: Path)
     assert (status, device["verdict"], device["evict"]) == (3, "perhaps", [])
 
 
-def test_a_program_that_holds_nothing_is_an_error(standin: StandIn) -> None:
-    """A pid without GPU memory is one line and exit status 1, and not a program that needs nothing."""
-    done = run("fit", "--json", str(os.getpid()), "--for=100ms", *QUICK, driver=standin.env())
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [(str(os.getpid()), f"pid {os.getpid()} holds no GPU memory"), ("/nowhere.json", "nowhere")],
+)
+def test_what_holds_nothing_is_an_error(standin: StandIn, asked: str, said: str) -> None:
+    """A pid without GPU memory, and a file that is not there, are one line and 1, and no program's need."""
+    done = run("fit", "--json", asked, "--for=100ms", *QUICK, driver=standin.env())
 
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert f"pid {os.getpid()} holds no GPU memory" in done.stderr
+    assert said in done.stderr
 
 
 def test_a_recording_of_a_real_gpu(tmp_path: Path) -> None:
@@ -126,10 +132,3 @@ def test_a_saved_ledger_is_read_in_each_form(standin: StandIn, stage: Stage, tmp
         needs.append((said["pid"], said["needs"][0]["held_peak"], said["needs"][0]["grade"]))
 
     assert set(needs) == {(program.pid, 3 * GIB, "inferred")}
-
-
-def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    """A path without a file is one line and exit status 1."""
-    done = run("fit", "/nowhere.json", driver=no_driver(tmp_path))
-
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr

@@ -68,9 +68,7 @@ ONLY_IN = {
     "pynvml": ["vramledger.readers.nvml.driver"],
     "psutil": ["vramledger.commands.end"],
     "prometheus_client": ["vramledger.metrics.exposition", "vramledger.web.*"],
-    "aiohttp": [
-        *("vramledger.web.*", "vramledger.serving.control_socket", "vramledger.kubernetes.command"),
-    ],
+    "aiohttp": [*("vramledger.web.*", "vramledger.serving.control_socket", "vramledger.kubernetes.command")],
     "bcrypt": ["vramledger.web.access.passwords"],
     "yaml": [
         "vramledger.commands.rules",

@@ -109,6 +109,11 @@ class Page:
         """Return how many samples have failed for a reason."""
         return self.value("sample_failures_total", reason=reason) or 0.0
 
+    @property
+    def failing(self) -> set[str]:
+        """The collectors that did not succeed."""
+        return {dict(key)["collector"] for key, value in self.values("collector_success").items() if not value}
+
     def ledger_series(self) -> dict[tuple[str, Labels], float]:
         """Return what a live scrape and a replay of its samples share: everything without a clock."""
         parts = "device_(up|info|memory_.*bytes|holders)|process_(memory_.*bytes|info)|processes_dropped"
