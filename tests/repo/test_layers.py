@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -16,26 +15,19 @@ SOURCES = Path(__file__).parents[2] / "exporter"
 
 LAYERS = [
     # From the top to the bottom. A module may import from its own package and from those below it.
-    "__main__",
-    "cli",
-    "kubernetes.command",
-    "slurm.command",
-    "commands",
-    "serving",
-    "storage",
-    "web",
-    "metrics",
-    "sampling",
-    "agent_server",
-    "views",
-    "verdicts",
-    "accounting",
-    "readers",
-    "config",
-    "model",
-    "rate_limit",
-    "logs",
-    "errors",
+    *(
+        "__main__",
+        "cli",
+        "kubernetes.command",
+        "slurm.command",
+        "commands",
+        "serving",
+        "storage",
+        "web",
+        "metrics",
+    ),
+    *("sampling", "agent_server", "views", "verdicts", "accounting", "readers", "config", "model"),
+    *("rate_limit", "logs", "errors"),
 ]
 
 ROOMS = {"kubernetes": "readers", "slurm": "readers"}
@@ -46,16 +38,8 @@ AGENT = "vramledger_agent"
 
 TOOLS = [
     # Its parts that a user's process never loads, in the same order. The exporter may import them.
-    "__main__",
-    "cli",
-    "commands.run",
-    "commands.attach",
-    "commands.snapshot",
-    "commands.parser",
-    "torch_snapshots",
-    "client",
-    "printable",
-    "errors",
+    *("__main__", "cli", "commands.run", "commands.attach", "commands.snapshot", "commands.parser"),
+    *("torch_snapshots", "client", "printable", "errors"),
 ]
 
 PROTOCOL = "vramledger_agent.protocol"
@@ -78,15 +62,13 @@ ONLY_IN = {
 }
 
 PROC_PATHS = [
-    "vramledger.config",
-    "vramledger.readers.hosts.*",
-    "vramledger.sampling.capabilities",
-    "vramledger.commands.doctor",
-    "vramledger_agent.commands.attach",
-    "vramledger_agent.client",
-    "vramledger_agent.frameworks.provider",
-    "vramledger_agent.isolation",
-    "vramledger_agent.program_errors",
+    *("vramledger.config", "vramledger.readers.hosts.*", "vramledger.sampling.capabilities"),
+    *("vramledger.commands.doctor", "vramledger_agent.commands.attach", "vramledger_agent.client"),
+    *(
+        "vramledger_agent.frameworks.provider",
+        "vramledger_agent.isolation",
+        "vramledger_agent.program_errors",
+    ),
 ]
 """Who may name a path in /proc: who reads it, who says where it is by default, who explains it.
 
@@ -139,19 +121,15 @@ def rank(module: str) -> int | None:
 @cache
 def imports(module: str) -> tuple[tuple[str, int], ...]:
     """Return everything that a module imports, as a dotted name and a line."""
-    return tuple(_imports(module))
-
-
-def _imports(module: str) -> Iterator[tuple[str, int]]:
+    found = []
     for node in code_of(module):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, node.lineno
+            found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module}:{node.lineno}: imports are absolute here"
-            for alias in node.names:
-                name = f"{node.module}.{alias.name}"
-                yield (name if name in MODULES else str(node.module)), node.lineno
+            names = [(f"{node.module}.{alias.name}", str(node.module)) for alias in node.names]
+            found += [(name if name in MODULES else whole, node.lineno) for name, whole in names]
+    return tuple(found)
 
 
 def own_imports(module: str) -> set[str]:
@@ -159,9 +137,9 @@ def own_imports(module: str) -> set[str]:
     return {name for name, _ in imports(module) if name in MODULES and name != module}
 
 
-def is_agent(module: str) -> bool:
-    """Say whether a module is of the agent's package."""
-    return module == AGENT or module.startswith(f"{AGENT}.")
+def is_agent(module: str, package: str = AGENT) -> bool:
+    """Say whether a module is of the agent's package, or of a part of it."""
+    return f"{module}.".startswith(f"{package}.")
 
 
 def tool_place(module: str) -> int | None:
@@ -172,7 +150,7 @@ def tool_place(module: str) -> int | None:
 
 def is_protocol(module: str) -> bool:
     """Say whether a module is shared by the agent and the exporter."""
-    return module == PROTOCOL or module.startswith(f"{PROTOCOL}.")
+    return is_agent(module, PROTOCOL)
 
 
 def test_imports_point_down() -> None:

@@ -64,12 +64,8 @@ CARED_FOR = {"belongs_to_program", "keep_or_count", "_is_ours"}
 
 
 ELSEWHERE = {
-    "worker.py:_run_thread",
-    "requests.py:accept",
-    "requests.py:_respond",
-    "isolation.py:_answer",
-    "isolation.py:_pack_error",
-    "sitecustomize.py:<module>",
+    *("worker.py:_run_thread", "requests.py:accept", "requests.py:_respond"),
+    *("isolation.py:_answer", "isolation.py:_pack_error", "sitecustomize.py:<module>"),
 }
 """What runs on a thread or in a child of ours, where Python calls no handler of the program, or before it has
 one."""

@@ -55,11 +55,8 @@ def test_change_log_has_its_form() -> None:
     assert None not in released
     assert versions == sorted(set(versions), reverse=True)
     assert dates == sorted(dates, reverse=True)
-    assert [
-        line
-        for line in lines
-        if line and not re.match(r"## |\* \[(CHANGE|FEATURE|ENHANCEMENT|BUGFIX)\] [\w, ]+: \S|  \S", line)
-    ] == []
+    entry = re.compile(r"## |\* \[(CHANGE|FEATURE|ENHANCEMENT|BUGFIX)\] [\w, ]+: \S|  \S")
+    assert [line for line in lines if line and not entry.match(line)] == []
 
 
 @pytest.fixture(scope="module")
@@ -226,19 +223,10 @@ def test_a_release_is_made_by_one_command_and_proves_its_origin(tmp_path: Path) 
     stem = f"vramledger-{__version__}"
 
     agent = f"vramledger_agent-{__version__}"
-    assert sorted(name.replace(stem, "*").replace(agent, "agent") for name in files) == [
-        "*-py3-none-any.whl",
-        "*-requirements.txt",
-        "*.cdx.json",
-        "*.provenance.json",
-        "*.tar.gz",
-        "*.tgz",
-        "SHA256SUMS",
-        "SHA256SUMS.sig",
-        "agent-py3-none-any.whl",
-        "agent.tar.gz",
-        "prometheusrule.yaml",
-    ]
+    assert {name.replace(stem, "*").replace(agent, "agent") for name in files} == {
+        *("*-py3-none-any.whl", "*.tar.gz", "*-requirements.txt", "*.cdx.json", "*.provenance.json", "*.tgz"),
+        *("agent-py3-none-any.whl", "agent.tar.gz", "prometheusrule.yaml", "SHA256SUMS", "SHA256SUMS.sig"),
+    }
     packages = [f"{each}{end}" for each in (stem, agent) for end in ("-py3-none-any.whl", ".tar.gz")]
     for name in (*packages, f"{stem}.cdx.json"):
         assert first[name] == files[name], name
@@ -251,17 +239,7 @@ def test_a_release_is_made_by_one_command_and_proves_its_origin(tmp_path: Path) 
 
     signers = tmp_path / "signers"
     signers.write_text(f'releases namespaces="vramledger-release" {key.with_suffix(".pub").read_text()}')
-    verify: list[str | Path] = [
-        "ssh-keygen",
-        "-Y",
-        "verify",
-        "-f",
-        signers,
-        "-I",
-        "releases",
-        "-n",
-        "vramledger-release",
-    ]
+    verify: list[str | Path] = ["ssh-keygen", "-Y", "verify", "-f", signers, "-I", "releases"]
     verify += ["-n", "vramledger-release", "-s", clone / "dist/SHA256SUMS.sig"]
     sums = ["sha256sum", "--check", "--quiet", "SHA256SUMS"]
     assert subprocess.run(verify, check=False, input=files["SHA256SUMS"], capture_output=True).returncode == 0

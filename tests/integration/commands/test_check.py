@@ -214,18 +214,15 @@ def test_a_gpu_that_refuses_until_it_is_reset_is_not_clean(standin: StandIn, ref
 
 
 @pytest.mark.parametrize(
-    ("extent", "found"),
-    [
-        (SearchExtent(complete=False, unreadable=0), None),  # cut short
-        (SearchExtent(complete=True, unreadable=3), ()),
-        (SearchExtent(complete=True, unreadable=0), None),  # no number of a device file
-    ],
+    ("complete", "unreadable", "found"),
+    [(False, 0, None), (True, 3, ()), (True, 0, None)],
+    ids=["cut short", "unreadable", "no number of a device file"],
 )
 def test_what_was_not_searched_is_not_called_clean(
-    extent: SearchExtent, found: tuple[HiddenHolder, ...] | None
+    complete: bool, unreadable: int, found: tuple[HiddenHolder, ...] | None
 ) -> None:
     """Where a hidden holder was not looked for, nobody can tell, unless live processes are allowed."""
-    shot = snapshot(replace(empty(), hidden=found))
+    extent, shot = SearchExtent(complete, unreadable), snapshot(replace(empty(), hidden=found))
     (verdict,) = check_devices(shot, NOBODY, NO_TOLERANCE, search=extent)
     (allowed,) = check_devices(shot, NOBODY, LIVE, search=extent)
 
@@ -279,8 +276,7 @@ def test_a_divided_gpu_whose_instances_are_not_known(shot: Snapshot) -> None:
 
 def test_a_hidden_holder_of_a_divided_gpu_may_be_on_any_instance() -> None:
     """It uses the device file of the whole GPU: it makes no instance dirty, and none is called clean."""
-    hidden = HiddenHolder(9, 900, "cuda", "python", "ann", (0,))
-    shot = divided(replace(empty(), hidden=(hidden,)))
+    shot = divided(replace(empty(), hidden=(HIDDEN,)))
     extent = SearchExtent(complete=True, unreadable=0)
 
     (verdict,) = check_devices(shot, NOBODY, NO_TOLERANCE, search=extent)
@@ -365,39 +361,6 @@ def test_the_command_finds_an_empty_device_clean(standin: StandIn) -> None:
     assert dead.returncode == NOT_CLEAN
     assert "NOT CLEAN: dead pid" in dead.stdout
     assert len(dead.stdout.splitlines()) == 1
-
-
-def test_the_command_checks_the_instances_of_a_divided_gpu(standin: StandIn, stage: Stage) -> None:
-    """Given the GPU's own UUID, the command finds what is held on an instance, and an empty one is clean."""
-    require_host_pid_namespace()
-    first, second = standin.device(0).divide("3g.71gb", "3g.71gb")
-    second.set_processes([(stage.start().pid, 10 * GIB)])
-    uuid = standin.device(0).uuid
-    done = run("check", "--wait=100ms", "--json", f"--gpu={uuid}", driver=standin.env())
-    whole = run("check", "--wait=100ms", driver=standin.env())
-
-    said = json.loads(done.stdout)
-    assert done.returncode == said["exit_status"] == NOT_CLEAN
-    verdicts = {each["uuid"]: each["verdict"] for each in said["devices"]}
-    assert verdicts.keys() == {first.uuid, second.uuid}
-    assert (verdicts[first.uuid], verdicts[second.uuid]) != ("clean", "clean")
-    assert whole.returncode == NOT_CLEAN
-    assert len(whole.stdout.splitlines()) == 2
-
-
-def test_the_command_blames_a_compute_instance_for_its_own_holders(standin: StandIn, stage: Stage) -> None:
-    """What a sibling holds in the memory that they share is not a leftover of an empty compute instance."""
-    require_host_pid_namespace()
-    full, empty_one = standin.device(0).divide("1c.3g.71gb", "2c.3g.71gb")
-    for each in (full, empty_one):
-        each.set_memory(used=10 * GIB)
-    full.set_processes([(stage.start().pid, 10 * GIB)])
-    done = run("check", "--wait=100ms", "--json", driver=standin.env())
-
-    verdicts = {each["uuid"]: each for each in json.loads(done.stdout)["devices"]}
-    assert verdicts[full.uuid]["verdict"] == "not-clean"
-    assert verdicts[empty_one.uuid]["verdict"] != "not-clean"
-    assert "unattributed" not in {each["kind"] for each in verdicts[empty_one.uuid]["reasons"]}
 
 
 def test_a_clean_gpu_beside_a_dirty_one_was_searched(standin: StandIn, stage: Stage) -> None:

@@ -169,8 +169,8 @@ def test_of_two_pods_with_one_name_the_newer_counts(*, backwards: bool) -> None:
         [],
         {"metadata": None},
         {"metadata": []},
-        listed_pod("train-0", {"team": 7}),
         {"items": {}},
+        listed_pod("train-0", {"team": 7}),
     ],
 )
 def test_an_odd_pod_hides_no_other(odd: object) -> None:
