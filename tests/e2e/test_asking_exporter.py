@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.support.exporter import QUICK, Exporter, command, environment, run, serving
+from tests.support.exporter import QUICK, Exporter, command, environment, run, sampling, serving
 from tests.support.players.stage import Stage
 from tests.support.requirements import require_host_pid_namespace
 from tests.support.standin.library import GIB, StandIn
@@ -130,8 +130,7 @@ def test_end_says_what_it_waits_for(standin: StandIn, stage: Stage, *, beside: b
     """Where nobody can know yet who is idle, the command says so, and how long it waits."""
     require_host_pid_namespace()
     standin.device(0).set_processes([(stage.start().pid, GIB)])
-    with serving(*QUICK, "--idle-after=1h", driver=standin.env()) as exporter:
-        exporter.until(lambda page: page.up, "data")
+    with sampling("--idle-after=1h", driver=standin.env()) as exporter:
         found = exporter.found if beside else {}
         arguments = ("end", "--state=idle", *([] if beside else ["--idle-after=1h"]))
         environ = environment({**standin.env(), **found})
@@ -146,8 +145,7 @@ def test_end_says_what_it_waits_for(standin: StandIn, stage: Stage, *, beside: b
 
 def test_two_releases_at_once(standin: StandIn) -> None:
     """Of a release and a resume at the same time both are answered, and the exporter goes on."""
-    with serving(*QUICK, driver=standin.env()) as exporter:
-        exporter.until(lambda page: page.up, "data")
+    with sampling(driver=standin.env()) as exporter:
         asking = environment({**standin.env(), **exporter.found})
         for _ in range(2):
             several = [
@@ -175,8 +173,7 @@ def test_without_an_exporter_they_look_and_say_so(standin: StandIn, stage: Stage
 
 def test_an_exporter_that_hangs_is_not_waited_for(standin: StandIn) -> None:
     """Beside an exporter that is stopped (SIGSTOP) a command looks for itself after a few seconds."""
-    with serving(*QUICK, driver=standin.env()) as exporter:
-        exporter.until(lambda page: page.up, "data")
+    with sampling(driver=standin.env()) as exporter:
         exporter.process.send_signal(signal.SIGSTOP)
         try:
             done = run("show", driver={**standin.env(), **exporter.found})
@@ -190,8 +187,7 @@ def test_an_exporter_that_hangs_is_not_waited_for(standin: StandIn) -> None:
 def test_a_restart_in_the_middle_is_followed(standin: StandIn, tmp_path: Path) -> None:
     """``show --watch`` goes on with the exporter that replaces the one that was killed."""
     flag = f"--control.socket={tmp_path / 'control'}"
-    with serving(*QUICK, flag, driver=standin.env()) as first:
-        first.until(lambda page: page.up, "data")
+    with sampling(flag, driver=standin.env()) as first:
         words, pipe = command("show", "--watch", "--json", flag), subprocess.PIPE
         watching = subprocess.Popen(words, env=environment(standin.env()), stdout=pipe, stderr=pipe)
         assert watching.stdout is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.exporter import QUICK, run, serving
+from tests.support.exporter import QUICK, run, sampling, serving
 from tests.support.players.stage import Stage
 from tests.support.standin.library import GIB, StandIn
 from vramledger.config import ALWAYS_COLLECTED
@@ -88,8 +88,7 @@ def test_a_collector_that_is_off_asks_nothing(
 
 def test_xids_are_counted_by_gpu_and_number(standin: StandIn) -> None:
     """Every XID event is counted, a restart of the sampler loses none, and a lost GPU keeps its events."""
-    with serving(*QUICK, driver=standin.env()) as exporter:
-        exporter.until(lambda page: page.up, "the data")
+    with sampling(driver=standin.env()) as exporter:
         standin.wait_for_call("nvmlEventSetWait_v2")
         for number, device in ((79, 1), (31, 0), (31, 0)):
             standin.xid(number, device)

@@ -65,7 +65,6 @@ def test_without_agent_and_exporter_the_need_is_not_known(standin: StandIn, stag
     program = stage.start()
     standin.device(0).set_processes([(program.pid, 3 * GIB)])
     status, said = fit(str(program.pid), "--for=100ms", *QUICK, driver=standin.env())
-
     (need,) = said["needs"]
     assert (status, said["fits"], need["needed"], need["held_peak"]) == (3, None, None, 3 * GIB)
     assert {each["verdict"] for each in need["devices"]} == {"perhaps"}
@@ -98,7 +97,6 @@ def test_a_full_host_has_no_room(standin: StandIn, stage: Stage, tmp_path: Path)
 def test_what_holds_nothing_is_an_error(standin: StandIn, asked: str, said: str) -> None:
     """A pid without GPU memory, and a file that is not there, are one line and 1, and no program's need."""
     done = run("fit", "--json", asked, "--for=100ms", *QUICK, driver=standin.env())
-
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert said in done.stderr
 
@@ -107,7 +105,6 @@ def test_a_recording_of_a_real_gpu(tmp_path: Path) -> None:
     """A JAX that held 28 GiB needed 0.72; where no GPU is, the command cannot tell where it fits."""
     recording = str(RECORDINGS / "agents.jsonl.gz")
     status, said = fit(recording, "--pid=416", driver=no_driver(tmp_path))
-
     (need,) = said["needs"]
     assert (status, said["fits"]) == (3, None)
     assert 0.7 * GIB < need["needed"] < 0.75 * GIB < 28 * GIB < need["held"]

@@ -64,7 +64,7 @@ def test_a_file_that_becomes_gigabytes(tmp_path: Path, piece: bytes) -> None:
 
 @pytest.mark.parametrize("place", ["new", "old", "link"])
 def test_a_capture_is_its_owners_alone(standin: StandIn, tmp_path: Path, place: str) -> None:
-    """A recording, which may name users, has mode 0600, also in place of an older file; it follows no link."""
+    """A recording, which may name users, has mode 0600, also in place of an older file, and no link."""
     victim, file = tmp_path / "victim", tmp_path / "film.jsonl.gz"
     victim.write_text("kept")
     if place == "old":

@@ -25,6 +25,7 @@ from tests.support.exporter import (
     command,
     environment,
     run,
+    sampling,
     serving,
 )
 from tests.support.players.stage import Stage
@@ -129,8 +130,7 @@ def test_the_web_part_changes_no_file(standin: StandIn, control: str) -> None:
     require_root()
     if ctypes.CDLL(None, use_errno=True).syscall(444, None, 0, 1) < 1:
         do_without("needs a kernel with Landlock")
-    with serving(*QUICK, control, "--log.level=debug", driver=standin.env()) as exporter:
-        exporter.until(lambda page: page.up, "data")
+    with sampling(control, "--log.level=debug", driver=standin.env()) as exporter:
         assert "May change no file but the sockets" in exporter.log
         assert run("release", control, driver=standin.env()).returncode == 0
     assert not Path(control.partition("=")[2]).exists()
@@ -225,8 +225,7 @@ def test_a_user_that_may_not_read_the_program(standin: StandIn, control: str) ->
     python = Path(sys.executable).resolve()
     if all(each.stat().st_mode & 0o001 for each in python.parents):
         pytest.skip("every user may read this Python")
-    with serving(*QUICK, control, "--web.user=65532", driver=standin.env()) as exporter:
-        exporter.until(lambda page: page.up, "data")
+    with sampling(control, "--web.user=65532", driver=standin.env()) as exporter:
         assert status(exporter.process)["Uid"].split() == ["0"] * 4
         assert set(sets(exporter.process).values()) == {0}
         assert "The part that listens stays root, without any capability" in exporter.log
@@ -235,8 +234,7 @@ def test_a_user_that_may_not_read_the_program(standin: StandIn, control: str) ->
 def test_it_may_stay_root(standin: StandIn, control: str) -> None:
     """``--web.user=root`` keeps the user; a name that nobody has is one line and 1."""
     require_root()
-    with serving(*QUICK, control, "--web.user=root", driver=standin.env()) as exporter:
-        exporter.until(lambda page: page.up, "data")
+    with sampling(control, "--web.user=root", driver=standin.env()) as exporter:
         assert status(exporter.process)["Uid"].split() == ["0"] * 4
         assert "stays root" not in exporter.log
     done = run("serve", "--web.user=no-such", driver=standin.env())

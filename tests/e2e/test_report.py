@@ -151,7 +151,6 @@ def test_nobody_is_told_where_nothing_is_known(standin: StandIn) -> None:
         exporter.until(lambda page: page.up, "the recording")
         played = run("report", "--mail", driver=exporter.found)
     wrong = run("report", "--webhook=file:///etc/passwd", driver=standin.env())
-
     for done in (alone, played):
         assert done.returncode == 1
         assert "only to an exporter that runs" in done.stderr

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.exporter import LOOPBACK, QUICK, Ended, Exporter, Page, run, serving
+from tests.support.exporter import LOOPBACK, QUICK, Ended, Exporter, Page, run, sampling, serving
 from tests.support.players.stage import Stage
 from tests.support.requirements import do_without, require_host_pid_namespace, require_root
 from tests.support.standin.library import GIB, StandIn
@@ -95,8 +95,7 @@ def until_stored(exporter: Exporter, after: float = 0.0) -> Page:
 
 def test_a_hanging_disk_costs_the_storage_alone(standin: StandIn, tmp_path: Path) -> None:
     """While the process that stores hangs, samples and scrapes go on, and the exporter ends in time."""
-    with serving(*QUICK, f"--storage.path={tmp_path / 'past'}", driver=standin.env()) as exporter:
-        exporter.until(lambda page: page.up, "the first sample")
+    with sampling(f"--storage.path={tmp_path / 'past'}", driver=standin.env()) as exporter:
         child = storing(exporter)
         child.suspend()
         try:
@@ -181,8 +180,7 @@ def test_the_storage_is_in_the_metrics(standin: StandIn, tmp_path: Path) -> None
         assert 0 < figure(page, "size_bytes") <= sum(each.st_blocks for each in files) * 512
         assert figure(page, "oldest_timestamp_seconds") <= begun
         assert figure(page, "written_bytes_total") > 0
-    with serving(*QUICK, driver=standin.env()) as exporter:
-        exporter.until(lambda page: page.up, "the first sample")
+    with sampling(driver=standin.env()) as exporter:
         assert "vramledger_storage_" not in exporter.scrape().text
 
 
@@ -234,8 +232,7 @@ def test_the_exporters_user_owns_the_storage(standin: StandIn) -> None:
         Path(home).chmod(0o755)
         storage = Path(home, "past")
         flags = ("--web.user=65532", f"--storage.path={storage}")
-        with serving(*QUICK, *flags, driver=standin.env()) as exporter:
-            exporter.until(lambda page: page.up, "the first sample")
+        with sampling(*flags, driver=standin.env()) as exporter:
             expected = 65532 if "stays root" not in exporter.log else 0
             assert storing(exporter).uids().effective == expected
             assert storage.stat().st_uid == expected

@@ -112,7 +112,6 @@ def test_refusals_do_not_fill_the_log(asked: tuple[Path, Exporter]) -> None:
     before = exporter.log.count("Refused a request")
     for uid in range(20_000, 20_030):
         assert ask(path, RELEASE, uid=uid).status == 403
-
     assert exporter.log.count("Refused a request") - before <= 1
 
 

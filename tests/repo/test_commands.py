@@ -45,7 +45,6 @@ def test_every_command_is_described(name: str) -> None:
 def test_every_flag_is_described(name: str) -> None:
     """Every flag of every command is on the page."""
     described = set(re.findall(r"--[\w.-]*\w", PAGE))
-
     assert flags(commands()[name]) - described == set()
 
 
@@ -54,7 +53,6 @@ def test_every_collector_is_described() -> None:
     (row,) = re.findall(r"^\| `--collector\.NAME`.*$", PAGE, re.MULTILINE)
     strings = {string for action in commands()["serve"]._actions for string in action.option_strings}  # noqa: SLF001
     collectors = {each.removeprefix("--collector.") for each in strings if each.startswith("--collector.")}
-
     assert collectors == set(re.findall(r"`(\w+)`", row))
 
 
@@ -62,7 +60,6 @@ def test_no_flag_is_made_up() -> None:
     """Every flag in the table of flags exists."""
     flags_table = PAGE[PAGE.index("| flag |") : PAGE.index("## `show`")]
     known = set().union(*(flags(command) for command in commands().values()))
-
     assert set(re.findall(r"`(--[\w.-]*\w)`", flags_table)) - known == set()
 
 
@@ -75,7 +72,6 @@ def test_the_sample_of_the_terminal_is_real() -> None:
     lines = render_table(snapshot).splitlines()
     last = lines[next(index for index, line in enumerate(lines) if line.startswith("GPU 2")) :]
     sample = "".join(f"    {line}".rstrip() + "\n" for line in last)
-
     assert sample in PAGE
 
 

@@ -69,7 +69,6 @@ def test_make_alone_explains_every_target(project: Path, require_tool: Callable[
     targets = names(project / "Makefile", r"^([a-z-]+):")
     make = require_tool("make")
     text = subprocess.run([make], cwd=project, check=True, capture_output=True, text=True).stdout
-
     assert {"help", "run", "test", "lint", "bench", "recordings"} <= targets
     assert targets == set(re.findall(r"^  make ([a-z-]+) +\S", text, re.MULTILINE))
 
@@ -78,7 +77,6 @@ def test_every_target_has_a_task(project: Path) -> None:
     """Every target except ``help`` is a task that works without make."""
     targets = names(project / "Makefile", r"^([a-z-]+):")
     tasks = {task.replace("_", "-") for task in names(project / ".ci/task", r"^task_(\w+)\(\)")}
-
     assert targets - {"help"} == tasks - {"test-on", "test-packages", "test-rest"}
 
 
@@ -96,7 +94,6 @@ def test_generated_files_are_marked(
     }
     command = [str(require_tool("git")), "check-attr", "linguist-generated", "--", *sorted(generated)]
     answer = subprocess.run(command, cwd=project, check=True, capture_output=True, text=True).stdout
-
     assert len(generated) > 10
     assert [line for line in answer.splitlines() if not line.endswith(": set")] == []
 
@@ -106,6 +103,5 @@ def test_every_generated_mark_names_a_file(tracked: list[Path], project: Path) -
     attributes = project / ".gitattributes"
     assert attributes in tracked
     patterns = names(attributes, r"^([^#\s]\S*) ")
-
     assert patterns
     assert {pattern for pattern in patterns if not any(project.glob(pattern))} == set()

@@ -157,7 +157,6 @@ def test_imports_point_down() -> None:
     """A module's package is one of LAYERS, and the module imports nothing from above it."""
     exporter = [each for each in MODULES if each != "vramledger" and not is_agent(each)]
     assert [module for module in exporter if rank(module) is None] == [], "they have no place in LAYERS"
-
     wrong = []
     for module in exporter:
         for name in own_imports(module) - {"vramledger", AGENT}:
@@ -185,7 +184,6 @@ def test_library_stays_in_its_place() -> None:
         for name, line in imports(module)
         if (library := name.split(".")[0]) in ONLY_IN and not matches(module, ONLY_IN[library])
     ]
-
     assert strays == []
 
 
@@ -199,7 +197,6 @@ def test_proc_is_read_in_one_place() -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         if node.value == "/proc" or node.value.startswith("/proc/")
     ]
-
     assert named == []
 
 
@@ -229,7 +226,6 @@ def test_agent_imports_the_standard_library_alone() -> None:
         for name, line in imports(module)
         if not is_agent(name) and name.split(".")[0] not in sys.stdlib_module_names
     ]
-
     assert strays == []
 
 
@@ -257,5 +253,4 @@ def test_the_protocol_imports_nothing() -> None:
         for node in ast.walk(statement)
         if isinstance(node, ast.Import | ast.ImportFrom) and ast.unparse(node) != FUTURE
     ]
-
     assert strays == []

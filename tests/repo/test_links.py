@@ -46,7 +46,6 @@ def test_every_link_within_the_project_leads_somewhere() -> None:
             continue
         if not target.exists() or (anchor and anchor not in anchors(target)):
             broken.append((path, link))
-
     assert len(links) > 100
     assert broken == []
 
@@ -55,7 +54,6 @@ def test_tests_that_deployment_names_exist() -> None:
     """Every test that deploy/README.md names exists."""
     text = (ROOT / "deploy" / "README.md").read_text(encoding="utf-8")
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)
-
     assert len(named) > 10
     assert [
         (path, name)
@@ -70,7 +68,6 @@ def test_modules_that_documents_name_exist(path: Path) -> None:
     """Every ``folder/module.py`` that CONTRIBUTING or a page of exporter/docs names exists."""
     named = re.findall(r"`([\w/]+/[a-z_]+\.py)`", path.read_text(encoding="utf-8"))
     modules = [*ROOT.glob("exporter/**/*.py"), *ROOT.glob("tests/**/*.py")]
-
     assert [name for name in named if not any(str(each).endswith(f"/{name}") for each in modules)] == []
 
 

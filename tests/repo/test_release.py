@@ -36,7 +36,6 @@ def test_every_version_is_the_packages() -> None:
     example = yaml.safe_load(
         (kubernetes / "kustomize/example/kustomization.yaml").read_text(encoding="utf-8")
     )
-
     assert re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", __version__)
     assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
     assert {image["newTag"] for image in example["images"]} == {__version__}
@@ -133,7 +132,6 @@ def test_the_image_installs_locked_packages_only() -> None:
     """Each package of the image has a version that pyproject.toml allows, and hashes; none is missing."""
     packages = locked("requirements.txt")
     versions = {name.partition("==")[0]: Version(name.partition("==")[2]) for name in packages}
-
     assert all(packages.values())
     assert all(locked("build-requirements.txt").values())
     for text in requires("vramledger") or []:

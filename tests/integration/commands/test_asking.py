@@ -142,9 +142,7 @@ def test_a_step_is_recorded_and_memory_is_given_back(training: Training) -> None
     done = training.ask("snapshot", str(training.pid), "--step", "--output=step.pickle")
     assert done.returncode == 0, done.stderr
     assert " 1 events" in done.stdout
-
     done = training.ask("reclaim", str(training.pid))
-
     assert done.returncode == 0, done.stderr
     assert "device 0: 47" in done.stdout  # 500,000,000 bytes are 476.8 MiB, in segments of 2 MiB
     assert "MiB freed" in done.stdout
@@ -179,7 +177,6 @@ def test_a_program_that_does_nothing(training: Training, flags: list[str], said:
 def test_a_figure_that_is_missing_is_not_zero(after: object) -> None:
     """A missing or impossible figure in the program's answer becomes neither 0 nor a crash."""
     told = {"ordinal": 0, "reserved_before": 2**30, "reserved_after": after, "allocated_after": 0}
-
     assert reclaim.reclaim_lines({"devices": [told], "paused": 10**400}) == [
         "a device: the program did not report what it holds now"
     ]
@@ -212,7 +209,6 @@ def test_without_an_exporter(tmp_path: Path, arguments: list[str]) -> None:
     done = run(*arguments, f"--agent.socket={tmp_path}/none.sock", driver={}, wrapper=wrapper)
     assert (done.returncode, "start 'vramledger serve'" in done.stderr) == (1, True)
     assert not (tmp_path / "x.pickle").exists()
-
     (tmp_path / "x.pickle").write_text("mine", encoding="ascii")
     if arguments[0] == "snapshot":
         assert "already exists" in run(*arguments, driver={}, wrapper=wrapper).stderr

@@ -117,7 +117,6 @@ def test_attach_where_it_cannot_be() -> None:
         sleeper.kill()
     assert (status, "accepts no script" in said, said.count("\n")) == (1, True, 1)
     assert attach(python, str(sleeper.pid)) == (1, f"vramledger-agent: there is no process {sleeper.pid}\n")
-
     process = start(python, PYTHON_DISABLE_REMOTE_DEBUG="1")
     status, said = attach(python, str(process.pid))
     assert (status, "not enabled" in said, end(process)[1]) == (1, True, "")
@@ -152,7 +151,6 @@ def test_a_process_that_ends_meanwhile(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait(timeout=60)
     arguments = Namespace(pid=gone.pid, socket=None, allow_reclaim=False, allow_snapshot=False)
-
     assert effective_user(os.getpid()) == os.geteuid()
     assert effective_user(gone.pid) is effective_user(99_999_999_999_999) is None, "above the largest pid"
     write_files(tmp_path, arguments, os.geteuid(), 0.0).close()

@@ -184,7 +184,6 @@ def test_a_gpu_that_the_driver_wants_recovered_is_not_clean(action: str) -> None
     (verdict,) = check_devices(
         host(reading=structs.replace(empty().reading, hardware=hardware)), NOBODY, LIVE
     )
-
     assert verdict.status == (CLEAN if action == "none" else NOT_CLEAN)
     assert (f"asks for {action}" in verdict.line) == (action != "none")
 
@@ -196,7 +195,6 @@ def test_an_instance_of_a_gpu_that_must_be_reset_is_not_clean() -> None:
     instance = structs.replace(part.reading, parent=whole.reading.uuid)
     shot = snapshot(replace(whole, reading=refusing, ledger=None), replace(part, reading=instance))
     (verdict,) = check_devices(shot, NOBODY, NO_TOLERANCE)
-
     assert (verdict.uuid, verdict.status) == (instance.uuid, NOT_CLEAN)
     assert "GPU requires reset" in verdict.line
 
@@ -208,7 +206,6 @@ def test_a_gpu_that_refuses_until_it_is_reset_is_not_clean(standin: StandIn, ref
     """One query refused with "GPU requires reset" is enough, with memory and process lists or without."""
     standin.fail(refused, Code.RESET_REQUIRED)
     done = run("check", "--wait=100ms", driver=standin.env())
-
     assert done.returncode == NOT_CLEAN, done.stderr
     assert "refuses queries (GPU requires restart)" in done.stdout  # pynvml's words for code 16
 
@@ -225,7 +222,6 @@ def test_what_was_not_searched_is_not_called_clean(
     extent, shot = SearchExtent(complete, unreadable), snapshot(replace(empty(), hidden=found))
     (verdict,) = check_devices(shot, NOBODY, NO_TOLERANCE, search=extent)
     (allowed,) = check_devices(shot, NOBODY, LIVE, search=extent)
-
     assert (verdict.status, verdict.searched) == (CANNOT_TELL, False)
     assert "hidden holder" in verdict.line
     assert allowed.status == CLEAN
@@ -250,7 +246,6 @@ def test_a_divided_gpu_is_its_instances() -> None:
     """By its UUID or index all of its instances are checked, by an instance's UUID that one alone."""
     shot = divided(empty(), empty(0, holding(7, 10 * GIB)))
     uuid = shot.devices[0].key[1]
-
     for wanted in (NOBODY, frozenset({uuid}), frozenset({"0"})):
         verdicts = check_devices(shot, wanted, NO_TOLERANCE)
         assert [(each.uuid, each.status) for each in verdicts] == [("MIG-0", CLEAN), ("MIG-1", NOT_CLEAN)]
@@ -278,7 +273,6 @@ def test_a_hidden_holder_of_a_divided_gpu_may_be_on_any_instance() -> None:
     """It uses the device file of the whole GPU: it makes no instance dirty, and none is called clean."""
     shot = divided(replace(empty(), hidden=(HIDDEN,)))
     extent = SearchExtent(complete=True, unreadable=0)
-
     (verdict,) = check_devices(shot, NOBODY, NO_TOLERANCE, search=extent)
     assert (verdict.status, "pid 9" in verdict.line) == (CANNOT_TELL, True)
     (welcome,) = check_devices(shot, NOBODY, owners("ann"), search=extent)
@@ -317,10 +311,8 @@ def test_the_command_finds_a_live_process(standin: StandIn, stage: Stage) -> Non
     require_host_pid_namespace()
     pid = stage.start().pid
     standin.device(0).set_processes([(pid, GIB)])
-
     done = run("check", "--wait=100ms", "--json", driver=standin.env())
     welcome = run("check", "--wait=100ms", "--allow-live", driver=standin.env())
-
     said = json.loads(done.stdout)
     assert (done.returncode, said["verdict"], said["exit_status"]) == (NOT_CLEAN, "not-clean", NOT_CLEAN)
     (reason,) = said["devices"][0]["reasons"]
@@ -369,7 +361,6 @@ def test_a_clean_gpu_beside_a_dirty_one_was_searched(standin: StandIn, stage: St
     standin.device_count = 2
     standin.device(0).set_processes([(stage.start().pid, GIB)])
     done = run("check", "--wait=100ms", "--json", driver=standin.env())
-
     dirty, other = json.loads(done.stdout)["devices"]
     assert dirty["verdict"] == "not-clean"
     assert (other["verdict"], other["searched_hidden"]) in {("clean", True), ("cannot-tell", False)}
@@ -379,7 +370,6 @@ def test_the_command_cannot_tell_without_a_driver(standin: StandIn) -> None:
     """If the driver does not work it prints one line and ends with 3."""
     standin.driver_error = Code.DRIVER_NOT_LOADED
     done = run("check", driver=standin.env())
-
     assert done.returncode == CANNOT_TELL
     assert len(done.stdout.splitlines()) == 1
     assert "cannot tell" in done.stdout
@@ -397,7 +387,6 @@ def test_one_search_finds_who_has_the_device_open(tmp_path: Path, stage: Stage) 
     arguments = (Host(Path("/proc")), {os.getpid()})
     found = find_hidden_holders(*arguments, set(), devices=str(tmp_path / "nvidia"))
     listed = find_hidden_holders(*arguments, {pid}, devices=str(tmp_path / "nvidia"))
-
     assert found is not None
     assert [(holder.pid, holder.minors) for holder in found[0]] == [(pid, (3,))]
     assert listed is not None

@@ -91,7 +91,6 @@ def test_who_is_refused() -> None:
     """Dead, stuck and unknown holders are never ended, and active ones only if they are named by pid."""
     every = chosen(crowd(), selecting(gpus={"0"}))
     refused = {pid: why for pid, why in every.items() if why is not None}
-
     assert set(refused) == {10, 12, 16, 17}
     assert "reset" in refused[10]
     assert "no signal ends it" in refused[12]
@@ -107,7 +106,6 @@ def test_an_orphan_that_still_works_is_left_alone_unless_told_otherwise(working:
     one, two = (replace(holding(7, MIB, State.ORPHANED), working=each) for each in (False, working))
     shot = holder_of(7, "S", device(0, [one]), device(1, [two]))
     orphaned = selecting(states={State.ORPHANED})
-
     (refusal,) = chosen(shot, orphaned).values()
     assert (refusal is None) is (working is False)
     assert refusal is None or "--working" in refusal
@@ -131,7 +129,6 @@ def test_who_keeps_the_bytes_of_the_dead_is_named_and_can_be_ended(state: State)
     heir = HiddenHolder(33, 3300, "cuda", "worker.py", "ann", (0,))
     shot = snapshot(device(0, [holding(7, GIB, state)], hidden=(heir,)), processes=[process(7)])
     shot = replace(shot, rows={7: ProcessRow(7, 700, "Z", 1, 7, 7, 0, 1)} if state is State.ZOMBIE else {})
-
     assert "hidden pid 33 has the GPU open" in str(chosen(shot, selecting(pids={7}))[7])
     assert chosen(shot, selecting(pids={33})) == {33: None}
     assert chosen(shot, selecting(pids={33}), own=[33])[33] is not None
@@ -143,7 +140,6 @@ def test_a_divided_gpu_means_its_instances() -> None:
     """Who is on an instance is selected by the instance, by its GPU's UUID and by its GPU's index."""
     one = device(3, [holding(7, MIB, State.IDLE)], uuid="MIG-7")
     shot = snapshot(replace(one, reading=structs.replace(one.reading, parent="GPU-whole")))
-
     for name in ("MIG-7", "GPU-whole", "3"):
         assert set(chosen(shot, selecting(gpus={name}))) == {7}
     assert set(chosen(shot, selecting(gpus={"GPU-other"}))) == set()
@@ -152,7 +148,6 @@ def test_a_divided_gpu_means_its_instances() -> None:
 def test_unknown_bytes_are_not_zero() -> None:
     """The line of a holder whose bytes NVML does not report says so."""
     (one,) = select_targets(snapshot(device(0, [holding(7, None)])), selecting(pids={7}), ())
-
     assert "an unknown amount on GPU 0" in one.line
     assert "0.00 GiB" not in one.line
 
@@ -160,7 +155,6 @@ def test_unknown_bytes_are_not_zero() -> None:
 def test_a_holder_that_is_active_on_another_gpu_is_active() -> None:
     """A holder that is idle on this device and active on another is not ended for being idle."""
     shot = holder_of(7, "S", device(0, [holding(7, MIB, State.IDLE)]), device(1, [holding(7, MIB)]))
-
     (refusal,) = chosen(shot, selecting(gpus={"0"}, states={State.IDLE})).values()
     assert "active" in str(refusal)
 
@@ -169,7 +163,6 @@ def test_init_and_ourselves_are_refused() -> None:
     """Neither pid 1 nor this program or the processes that started it are ended, not even by pid."""
     shot = snapshot(device(0, [holding(1), holding(50)]))
     shot = replace(shot, rows={pid: ProcessRow(pid, pid * 100, "S", 0, 1, 1, 0, 1) for pid in (1, 50)})
-
     assert all(chosen(shot, selecting(pids={1, 50}), own={50}).values())
 
 
@@ -179,7 +172,6 @@ def test_what_has_exited_cannot_be_ended() -> None:
         holder_of(7, "Z", device(0, [holding(7, MIB, State.ZOMBIE)]), parent=5, threads=each)
         for each in (1, 2)
     )
-
     assert "(pid 5) has not reaped it keeps no memory" in str(chosen(gone, selecting(pids={7}))[7])
     assert chosen(threads, selecting(pids={7})) == {7: None}
 
@@ -193,7 +185,6 @@ def test_another_process_under_the_pid_is_not_hit(stage: Stage) -> None:
     start = start_of(bystander.pid)
     assert start is not None
     (ending,) = end_targets([target(bystander.pid, start - 1)], start_of, 5.0)
-
     assert "another process" in str(ending.outcome)
     assert bystander.running
 
@@ -208,7 +199,6 @@ def test_a_pid_that_changes_hands_while_we_look_is_not_hit(stage: Stage) -> None
         return None  # between the pidfd and this check its process has ended
 
     (ending,) = end_targets([target(bystander.pid, start_of(bystander.pid))], replaced, 5.0)
-
     assert opened == [bystander.pid]
     assert ending.ended
     assert bystander.running
@@ -219,7 +209,6 @@ def test_a_stopped_process_may_act_on_sigterm(stage: Stage) -> None:
     stopped = stage.start()
     stopped.stop()
     (ending,) = end_targets([target(stopped.pid, start_of(stopped.pid), State.STOPPED)], start_of, 30.0)
-
     assert ending.outcome == "ended by SIGTERM"
     assert stopped.wait() == -signal.SIGTERM
 
@@ -242,7 +231,6 @@ def test_what_is_not_permitted_is_one_line(monkeypatch: pytest.MonkeyPatch, stag
     monkeypatch.setattr(signal, "pidfd_send_signal", refuse)
     holder = stage.start()
     (ending,) = end_targets([target(holder.pid, start_of(holder.pid))], start_of, 60.0)
-
     assert not ending.ended
     assert str(ending.outcome).startswith("not permitted")
 
@@ -283,7 +271,6 @@ def test_the_command_has_nothing_to_do(standin: StandIn) -> None:
     require_host_pid_namespace()
     nobody = run("end", "--state=orphaned", "--yes", driver=standin.env())
     wrong = run("end", f"--pid={os.getpid()}", "--yes", driver=standin.env())
-
     assert (nobody.returncode, nobody.stdout) == (0, "no holder is selected, there is nothing to end\n")
     assert wrong.returncode == 1
     assert f"pid {os.getpid()} is not selected" in wrong.stdout
@@ -297,7 +284,6 @@ def test_a_gpu_that_does_not_exist(standin: StandIn, stage: Stage) -> None:
         for gpu in ("9", "GPU-no-such", ""):
             selectors = [f"--pid={holder.pid}", "--gpu=0", f"--gpu={gpu}"]
             done = run("end", *selectors, "--yes", driver=standin.env())
-
             assert done.returncode == CANNOT_TELL, done.stdout
             assert done.stdout == f"GPU {gpu}: the driver lists no such GPU; nothing was ended\n"
         assert holder.running
@@ -310,7 +296,6 @@ def test_a_gpu_without_data_is_not_free_of_holders(standin: StandIn, selector: s
     standin.device_count = 2
     standin.device(1).lost = True
     done = run("end", selector, "--yes", driver=standin.env())
-
     assert done.returncode == CANNOT_TELL, done.stdout
     assert "its holders are not known" in done.stdout
 
@@ -326,7 +311,6 @@ def test_a_gpu_without_a_ledger_may_have_known_holders(standin: StandIn, functio
     for name in names[function]:
         standin.fail(name, Code.NOT_SUPPORTED)
     done = run("end", "--state=orphaned", "--yes", "--working", driver=standin.env())
-
     assert done.returncode == status, done.stdout
     assert ("its holders are not known" in done.stdout) == (status != 0)
 

@@ -59,7 +59,6 @@ def test_every_fact_is_told() -> None:
 def test_what_is_not_known_is_said_and_not_made_up() -> None:
     """A dead holder has its state and no facts; a pid that holds nothing has no evidence at all."""
     shot = snapshot(device(0, [holding(7, state=State.DEAD)]), processes=[])
-
     text = "\n".join(evidence_lines(shot, 7))
     assert "in /proc       nothing" in text
     assert "facts          none" in text
@@ -70,7 +69,6 @@ def test_nothing_steers_the_terminal() -> None:
     """Control characters in a process's names do not reach the terminal."""
     known = process(7, command="a\x1b[2Jb\n")
     shot = snapshot(device(0, [holding(7)]), processes=[known])
-
     assert all(line.isprintable() for line in evidence_lines(shot, 7))
 
 
@@ -124,7 +122,6 @@ def test_labels_of_its_pod_are_told(
 ) -> None:
     """The labels of the holder's pod are shown to everybody; there is no line where they are not known."""
     shot = replace(seen(holding(7), owner=Owner("pod", "ml/train-0", "ml", "train-0")), pods=labels)
-
     for each in (shot, public_view(shot, 4711)):
         text = "\n".join(evidence_lines(each, 7))
         found = evidence_json(each, 7)

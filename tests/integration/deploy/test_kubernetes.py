@@ -105,7 +105,6 @@ def validate(objects: list[dict[str, Any]], version: str) -> None:
 def test_chart_passes_helms_own_check() -> None:
     """``helm lint`` finds nothing to complain about, in strict mode."""
     answer = helm("lint", "--strict", str(CHART))
-
     assert answer.returncode == 0, answer.stdout
 
 
@@ -155,7 +154,7 @@ ENDS = (EDGES[0], EDGES[-1])
     "version", [pytest.param(each, marks=() if each in ENDS else pytest.mark.thorough) for each in VERSIONS]
 )
 def test_objects_follow_the_published_schemas(version: str) -> None:
-    """Every Kubernetes from 1.25 on accepts each object and field, and the program each flag, of any switches."""
+    """Every Kubernetes from 1.25 on accepts each object and field; the program accepts each flag."""
     for values in SWITCHES:
         validate(objects := template(*values, version=version), version)
         for container in pod(objects)["containers"]:
@@ -172,7 +171,6 @@ def test_every_version_that_has_schemas_is_checked() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     schemas = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema"
     known = {path.name.split(".0-")[0].removeprefix("v") for path in schemas.iterdir()}
-
     assert chart["kubeVersion"] == f">={VERSIONS[0]}.0-0"
     assert set(VERSIONS) == {each for each in known if int(each.split(".")[1]) >= 25}
 
@@ -183,7 +181,6 @@ def test_apparmor_lets_it_read_other_programs_in_every_version(version: str) -> 
     made = template_of_pod(template(version=version))
     security = made["spec"]["containers"][0]["securityContext"]
     annotation = "container.apparmor.security.beta.kubernetes.io/vramledger"
-
     assert (
         security.get("appArmorProfile") == {"type": "Unconfined"}
         if version in ("1.30", "1.37")
@@ -206,7 +203,6 @@ def test_an_image_without_a_registry_is_refused(given: list[str], said: str) -> 
 def test_the_image_of_the_bases_exists_nowhere(folder: str) -> None:
     """Who forgets to set the image in kustomize gets a pull that fails, and no stranger's program."""
     (container,) = pod(kustomized(folder))["containers"]
-
     assert container["image"].startswith("registry.invalid/vramledger:")
 
 
@@ -227,7 +223,6 @@ def test_the_driver_comes_by_one_way(
     (container,) = made["spec"]["containers"]
     env = {each["name"]: each.get("value") for each in container["env"]}
     security = container["securityContext"]
-
     assert env["NVIDIA_VISIBLE_DEVICES"] == visible
     places = [each["mountPath"] for each in container["volumeMounts"]]
     assert [each for each in places if "nvidia" in each] == mounts
@@ -239,7 +234,6 @@ def test_the_driver_comes_by_one_way(
 def test_mig_instances_need_one_more_capability() -> None:
     """``driver.migMonitor`` asks the toolkit for all instances, for which it requires SYS_ADMIN."""
     (container,) = pod(template("driver.migMonitor=true"))["containers"]
-
     assert {"name": "NVIDIA_MIG_MONITOR_DEVICES", "value": "all"} in container["env"]
     assert "SYS_ADMIN" in container["securityContext"]["capabilities"]["add"]
 
@@ -250,7 +244,6 @@ def test_names_and_labels_can_be_changed() -> None:
     objects = template("nameOverride=vram", "podLabels.team=gpu", "podAnnotations.note=x", *parts)
     made = template_of_pod(objects)["metadata"]
     selector = only(objects, "DaemonSet")["spec"]["selector"]["matchLabels"]
-
     assert {each["metadata"]["labels"]["app.kubernetes.io/name"] for each in objects} == {"vram"}
     assert selector.items() <= made["labels"].items()
     assert (made["labels"]["team"], made["annotations"]["note"]) == ("gpu", "x")
@@ -277,7 +270,6 @@ def test_only_the_loop_that_taints_can_reach_the_cluster() -> None:
 def test_without_the_loop_nothing_reaches_the_cluster() -> None:
     """By default there is no role, no token and no way out."""
     objects = template("networkPolicy.enabled=true")
-
     assert not {"ClusterRole", "ValidatingAdmissionPolicy"} & {each["kind"] for each in objects}
     assert len(pod(objects)["containers"]) == 1
     assert only(objects, "NetworkPolicy")["spec"]["egress"] == []
@@ -330,7 +322,6 @@ def test_sees_the_host_and_takes_no_gpu() -> None:
     spec = pod(template())
     (container,) = spec["containers"]
     security = container["securityContext"]
-
     assert spec["hostPID"] is True
     assert spec["automountServiceAccountToken"] is False
     added = ["SYS_PTRACE", "DAC_READ_SEARCH", "SETUID", "SETGID"]
@@ -345,7 +336,6 @@ def test_without_the_hosts_rights_it_is_an_ordinary_user() -> None:
     """With every access to the host turned off, the pod has no privilege."""
     spec = pod(template(*SWITCHES[2]))
     (container,) = spec["containers"]
-
     assert "hostPID" not in spec
     assert [volume for volume in spec["volumes"] if "hostPath" in volume] == []
     assert container["securityContext"]["runAsNonRoot"] is True
@@ -379,7 +369,6 @@ def test_without_the_hosts_rights_it_is_an_ordinary_user() -> None:
 def test_wrong_values_are_refused_by_name(value: str, named: str) -> None:
     """An invalid value stops helm with a message that names it."""
     answer = helm("template", "vramledger", str(CHART), "--set", value)
-
     assert answer.returncode != 0
     assert named in answer.stderr
 
@@ -394,7 +383,6 @@ def test_wrong_values_are_refused_by_name(value: str, named: str) -> None:
 def test_links_of_alerts_lead_to_where_the_cluster_has_them(values: list[str], place: str) -> None:
     """Every alert links to the service through the API server, or to the address that the user gives."""
     alerts = [rule for rule in rules_of(template("prometheusRule.enabled=true", *values)) if "alert" in rule]
-
     assert len(alerts) > 30
     assert [rule for rule in alerts if rule["annotations"]["runbook_url"] != place + rule["alert"]] == []
 
@@ -477,7 +465,6 @@ def test_rules_with_other_thresholds_are_given_to_the_chart(tmp_path: Path, own:
 def test_what_is_not_rules_is_refused(tmp_path: Path, rules: str) -> None:
     """Helm stops, and says what the value is for."""
     made = rules_of_chart(tmp_path, rules)
-
     assert made.returncode != 0
     assert "prometheusRule.rules: it has no groups; give the file that 'vramledger rules" in made.stderr
 
@@ -514,7 +501,6 @@ def test_dashboards_arrive_whole(made_by: str) -> None:
     made = [each for each in objects if each["kind"] == "ConfigMap"]
     given = {name: json.loads(text) for each in made for name, text in each["data"].items()}
     kept = {path.name: json.loads(path.read_bytes()) for path in (REPOSITORY / "dashboards").glob("*.json")}
-
     assert kept
     assert given == kept
     assert all(each["metadata"]["labels"]["grafana_dashboard"] == "1" for each in made)
@@ -526,7 +512,6 @@ def test_pod_monitor_keeps_our_labels() -> None:
     objects = template("podMonitor.enabled=true")
     (endpoint,) = only(objects, "PodMonitor")["spec"]["podMetricsEndpoints"]
     (container,) = pod(objects)["containers"]
-
     assert endpoint["honorLabels"] is True
     assert endpoint["port"] in {port["name"] for port in container["ports"]}
     by_node = {"targetLabel": "instance", "sourceLabels": ["__meta_kubernetes_pod_node_name"]}
@@ -555,7 +540,6 @@ def test_bases_are_rendered_from_the_chart(tmp_path: Path) -> None:
     """The committed kustomize bases are what ``make deploy`` writes now."""
     render("--into", tmp_path)
     written = {file.relative_to(tmp_path): file.read_text() for file in tmp_path.rglob("*.yaml")}
-
     for file, text in written.items():
         assert (KUBERNETES / "kustomize" / file).read_text() == text, f"{file} is stale; run: make deploy"
 
@@ -564,7 +548,6 @@ def test_bases_are_rendered_from_the_chart(tmp_path: Path) -> None:
 def test_kustomize_builds(folder: str) -> None:
     """The real kustomize combines the folders, and the schemas of every version accept the result."""
     objects = kustomized(folder)
-
     assert {each["metadata"].get("namespace", "vramledger") for each in objects} == {"vramledger"}
     for version in VERSIONS:
         validate(objects, version)
@@ -580,7 +563,6 @@ def test_the_example_can_be_copied(tmp_path: Path) -> None:
     text = file.read_text(encoding="utf-8")
     file.write_text(text.replace("newName: registry.invalid", "newName: registry.test"), encoding="utf-8")
     objects = kustomized(tree / "mine")
-
     assert pod(objects)["containers"][0]["image"].startswith("registry.test/vramledger:")
     assert pod(objects)["runtimeClassName"] == "nvidia"
     assert only(objects, "PodMonitor")["metadata"]["labels"]["release"] == "kube-prometheus-stack"

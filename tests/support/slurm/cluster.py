@@ -76,33 +76,34 @@ exec sleep infinity
 
 @dataclass(frozen=True)
 class Site:
-    """How a cluster is configured.
+    """How a cluster is configured."""
 
-    Attributes:
-        version: ``older`` or ``newer``, as ``.ci/provision/slurm`` fetches them.
-        cgroup: ``v1`` or ``v2``; version 2 has no controllers here, which Slurm needs only to limit jobs.
-        devices: the GPUs that the driver of the node has.
-        gres: ``Gres=`` of the node.
-        gres_conf: the text of gres.conf.
-        options: further settings of slurm.conf; they replace those that are here.
-        settings: the text of the scripts' own file.
-        partitions: further partitions, each more important than the one before.
-        autodetect: slurmd asks the driver for the GPUs, through Slurm's own plugin for NVML.
-        constrained: a job can open only the device files of its own GPUs.
-        minors: the number of each GPU's device file, in NVML's order; by default NVML's index.
-    """
-
-    version: str = "older"
-    cgroup: str = "v1"
-    devices: int = 2
-    gres: str = "gpu:2"
+    version: str = "older"  # or "newer", as ``.ci/provision/slurm`` fetches them
+    cgroup: str = "v1"  # or "v2", which has no controllers here: Slurm needs them only to limit jobs
+    devices: int = 2  # the GPUs that the driver of the node has
+    gres: str = "gpu:2"  # ``Gres=`` of the node
     gres_conf: str = "Name=gpu File=/dev/nvidia[0-1]"
-    options: Mapping[str, str] = field(default_factory=dict)
-    settings: str = ""
-    partitions: tuple[str, ...] = ()
-    autodetect: bool = False
-    constrained: bool = False
-    minors: tuple[int, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)  # of slurm.conf, in place of those that are here
+    settings: str = ""  # the text of the scripts' own file
+    partitions: tuple[str, ...] = ()  # further ones, each more important than the one before
+    autodetect: bool = False  # slurmd asks the driver for the GPUs, through Slurm's own plugin for NVML
+    constrained: bool = False  # a job can open only the device files of its own GPUs
+    minors: tuple[int, ...] = ()  # of each GPU's device file, in NVML's order; by default NVML's index
+
+
+SLURM_CONF = """\
+ClusterName=trial SlurmctldHost=localhost(127.0.0.1) SlurmUser=slurm AuthType=auth/munge CredType=cred/munge
+AuthInfo=socket=/run/munge/munge.socket.2 ProctrackType=proctrack/cgroup TaskPlugin=task/cgroup
+SelectType=select/cons_tres SelectTypeParameters=CR_Core GresTypes=gpu,shard,mps MpiDefault=none KillWait=2
+StateSaveLocation=/var/lib/slurm SlurmdSpoolDir={here}/spool-%n SlurmctldPidFile=/run/slurmctld.pid
+SlurmdPidFile=/run/slurmd-%n.pid SlurmctldLogFile={here}/log/slurmctld SlurmdLogFile={here}/log/slurmd-%n
+SlurmdDebug=verbose ReturnToService=1 SlurmdParameters=config_overrides
+SchedulerParameters=nohold_on_prolog_fail,sched_min_interval=100000,batch_sched_delay=0
+Prolog=/etc/slurm/vramledger/prolog.sh Epilog=/etc/slurm/vramledger/epilog.sh PrologFlags=Alloc,Contain
+PrologEpilogTimeout=120 HealthCheckProgram=/etc/slurm/vramledger/health.sh HealthCheckInterval=0
+HealthCheckNodeState=IDLE
+"""
+"""The settings, which become a line each."""
 
 
 def compile_library(output: Path) -> None:
@@ -177,39 +178,8 @@ class Cluster:
         (slurm / "vramledger.conf").write_text(site.settings)
         (slurm / "gres.conf").write_text(site.gres_conf + "\n")
         (slurm / "cgroup.conf").write_text(self._cgroup_conf())
-        values = {
-            "ClusterName": "trial",
-            "SlurmctldHost": "localhost(127.0.0.1)",
-            "SlurmUser": "slurm",
-            "AuthType": "auth/munge",
-            "CredType": "cred/munge",
-            "AuthInfo": "socket=/run/munge/munge.socket.2",
-            "ProctrackType": "proctrack/cgroup",
-            "TaskPlugin": "task/cgroup",
-            "SelectType": "select/cons_tres",
-            "SelectTypeParameters": "CR_Core",
-            "GresTypes": "gpu,shard,mps",
-            "StateSaveLocation": "/var/lib/slurm",
-            "SlurmdSpoolDir": f"{here}/spool-%n",
-            "SlurmctldPidFile": "/run/slurmctld.pid",
-            "SlurmdPidFile": "/run/slurmd-%n.pid",
-            "SlurmctldLogFile": f"{self.log}/slurmctld",
-            "SlurmdLogFile": f"{self.log}/slurmd-%n",
-            "SlurmdDebug": "verbose",
-            "ReturnToService": "1",
-            "MpiDefault": "none",
-            "KillWait": "2",
-            "SchedulerParameters": "nohold_on_prolog_fail,sched_min_interval=100000,batch_sched_delay=0",
-            "Prolog": "/etc/slurm/vramledger/prolog.sh",
-            "Epilog": "/etc/slurm/vramledger/epilog.sh",
-            "PrologFlags": "Alloc,Contain",
-            "PrologEpilogTimeout": "120",
-            "HealthCheckProgram": "/etc/slurm/vramledger/health.sh",
-            "HealthCheckInterval": "0",
-            "HealthCheckNodeState": "IDLE",
-            "SlurmdParameters": "config_overrides",
-            **site.options,
-        }
+        values = dict(word.partition("=")[::2] for word in SLURM_CONF.format(here=here).split())
+        values |= site.options
         lines = [f"{key}={value}" for key, value in values.items() if value]
         node = "NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port=17001 CPUs=16 CoresPerSocket=16"
         lines += [
