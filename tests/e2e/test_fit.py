@@ -71,25 +71,6 @@ def test_without_agent_and_exporter_the_need_is_not_known(standin: StandIn, stag
     assert "this command alone" in said["origin"]
 
 
-def test_a_full_host_has_no_room(standin: StandIn, stage: Stage, tmp_path: Path) -> None:
-    """What a working neighbour holds is never counted as room, and the exit status says that nothing fits."""
-    require_host_pid_namespace()
-    program, other = stage.start(), stage.start()
-    standin.device_count = 1
-    standin.device(0).set_memory(total=80 * GIB, used=79 * GIB, reserved=GIB)
-    standin.device(0).set_processes([(program.pid, 20 * GIB), (other.pid, 59 * GIB)])
-    saved = run("show", "--json", *QUICK, driver=standin.env()).stdout
-    path = tmp_path / "saved.json"
-    path.write_text(saved, encoding="utf-8")
-    standin.device(0).set_processes([(other.pid, 79 * GIB)])
-    standin.device(0).busy(other.pid)
-
-    status, said = fit(str(path), f"--pid={program.pid}", *QUICK, driver=standin.env())
-
-    (device,) = said["needs"][0]["devices"]
-    assert (status, device["verdict"], device["evict"]) == (3, "perhaps", [])
-
-
 @pytest.mark.parametrize(
     ("asked", "said"),
     [(str(os.getpid()), f"pid {os.getpid()} holds no GPU memory"), ("/nowhere.json", "nowhere")],

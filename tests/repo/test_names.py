@@ -52,13 +52,10 @@ def test_no_function_is_named_with_a_verb_that_fits_anything() -> None:
 
 AGENT = Path(__file__).parents[2] / "exporter" / "agent" / "vramledger_agent"
 
-
 BROAD = {"Exception", "BaseException"}
-
 
 CARED_FOR = {"belongs_to_program", "keep_or_count", "_is_ours"}
 """The functions that ask whose an exception is."""
-
 
 ELSEWHERE = {
     *("worker.py:_run_thread", "requests.py:accept", "requests.py:_respond"),

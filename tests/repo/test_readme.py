@@ -49,8 +49,8 @@ def test_its_scrape_configuration_is_valid(tmp_path: Path) -> None:
     """Prometheus accepts the block of YAML as its configuration, with the rules beside it."""
     (block,) = re.findall(r"^```yaml\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
     (tmp_path / "prometheus.yml").write_text(block, encoding="utf-8")
-    with (tmp_path / "vramledger.rules.yml").open("w") as file:
-        subprocess.run([sys.executable, "-m", "vramledger", "rules"], check=True, stdout=file)
+    rules = subprocess.run([sys.executable, "-m", "vramledger", "rules"], check=True, capture_output=True)
+    (tmp_path / "vramledger.rules.yml").write_bytes(rules.stdout)
     command = [str(require_tool("promtool")), "check", "config", str(tmp_path / "prometheus.yml")]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

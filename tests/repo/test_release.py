@@ -162,38 +162,20 @@ def test_nothing_is_released_while_nobody_is_named(tmp_path: Path) -> None:
         text = path.read_text(encoding="utf-8")
         assert before in text
         path.write_text(text.replace(before, after, 1), encoding="utf-8")
-        commit = [
-            "git",
-            "-c",
-            "user.name=t",
-            "-c",
-            "user.email=t@localhost",
-            "commit",
-            "--quiet",
-            "-am",
-            name,
-        ]
-        subprocess.run(commit, check=True, cwd=clone)
+        commit = ["commit", "--quiet", "-am", name]
+        subprocess.run(
+            ["git", "-c", "user.name=t", "-c", "user.email=t@localhost", *commit], check=True, cwd=clone
+        )
 
-    said = refused()
-    for name in (
-        "pyproject.toml: [project.urls]",
-        "pyproject.toml: maint",
-        "Chart.yaml: home",
-        "SECURITY.md:",
-    ):
-        assert name in said
-    fill(
-        "pyproject.toml",
-        "[project.scripts]",
-        '[project.urls]\nSource = "https://localhost/v"\n\n[project.scripts]',
-    )
+    said, project = refused(), "pyproject.toml"
+    missing = (f"{project}: [project.urls]", f"{project}: maint", "Chart.yaml: home", "SECURITY.md:")
+    assert [name for name in missing if name not in said] == []
+    scripts = "[project.scripts]"
+    fill(project, scripts, f'[project.urls]\nSource = "https://localhost/v"\n\n{scripts}')
     assert "pyproject.toml: [project.urls]" in refused()
     others = 'Issues = "https://localhost/i"\nChangelog = "https://localhost/c"\n'
-    fill("pyproject.toml", "[project.scripts]", f"{others}\n[project.scripts]")
-    fill(
-        "pyproject.toml", 'license = "', 'maintainers = [{ name = "m", email = "m@localhost" }]\nlicense = "'
-    )
+    fill(project, scripts, f"{others}\n{scripts}")
+    fill(project, 'license = "', 'maintainers = [{ name = "m", email = "m@localhost" }]\nlicense = "')
     assert "pyproject.toml" not in refused()
     fill("deploy/kubernetes/chart/Chart.yaml", "type:", "home: h\nsources: []\nmaintainers: []\ntype:")
     assert "Chart.yaml" not in refused()

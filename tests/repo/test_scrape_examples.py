@@ -27,7 +27,6 @@ def documents() -> Iterator[Path]:
 SCRAPING = [path for path in documents() if JOB.search(path.read_text(encoding="utf-8"))]
 MONITORS = [path for path in documents() if ENDPOINTS.search(path.read_text(encoding="utf-8"))]
 
-
 assert len(SCRAPING) >= 7
 assert len(MONITORS) >= 2
 

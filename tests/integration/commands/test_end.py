@@ -29,7 +29,6 @@ from vramledger.verdicts.cleanliness import CANNOT_TELL
 
 HOST = Host(Path("/proc"))
 
-
 STUBBORN = ("ignore", "SIGTERM")
 
 

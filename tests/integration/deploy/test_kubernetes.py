@@ -143,7 +143,6 @@ SWITCHES = [
     ("driver.from=host", "openshift.enabled=true", "nodeTaint.exporter.existingSecret=ca"),
 ]
 
-
 EDGES = ("1.25", "1.29", "1.30", "1.37")
 """The oldest and the newest version, and those between which the profile of AppArmor got its field."""
 

@@ -14,7 +14,6 @@ from tests.support.requirements import require_namespaces, require_tool
 IN_A_SHELL = ("sh", "-c", '"$@"; true', "sh")
 """A wrapper: a shell that starts the command, and does not become it."""
 
-
 MAIN_PROCESS = ("sh", "-c", 'export SYSTEMD_EXEC_PID=$$; exec "$@"', "sh")
 """A wrapper that gives a service's main process the variable that systemd gives it."""
 

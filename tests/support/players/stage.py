@@ -227,7 +227,7 @@ class Stage:
         """Start a player and return it when it is there.
 
         It does its steps before it is heard. ``name`` is what the kernel calls its program, ``wrapper`` the
-        command before its own, ``words`` what else its command line says. It leads a session, as after a login,
+        command before its own, ``words`` what else its command line says. It leads a session, as at a login,
         or a process group.
         """
         role = self.new_role()
