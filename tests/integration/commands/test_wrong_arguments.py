@@ -1,4 +1,4 @@
-"""A wrong argument of any command is one line that says what is wrong; tests/e2e tries two in a process."""
+"""A wrong argument of any command is one line that says what is wrong; tests/e2e tries some in a process."""
 
 from __future__ import annotations
 

@@ -60,6 +60,11 @@ def forked(launcher: Player) -> tuple[Player, ...]:
     return launcher.fork_workers("fork")
 
 
+def two_forks(master: Player) -> list[Player]:
+    """Let a player fork two programs."""
+    return [master.fork() for _ in range(2)]
+
+
 def two_of(
     tie: Literal["", "socket"] = "", session: bool = False, **variables: str
 ) -> Callable[[Player], list[Player]]:

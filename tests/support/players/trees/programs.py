@@ -16,6 +16,7 @@ from tests.support.players.parts import (
     script,
     spawned,
     started_by_shell,
+    two_forks,
     two_of,
     under_nohup,
 )
@@ -391,10 +392,6 @@ def _under_conmon(stage: Stage) -> Player:
     return conmon.start(("lead_session",), ("reap",), wrapper=in_a_namespace())
 
 
-def _two_forks(master: Player) -> list[Player]:
-    return [master.fork() for _ in range(2)]
-
-
 def _and_its_child(main: Player) -> Cast:
     return Cast([main, main.start()])
 
@@ -413,7 +410,7 @@ SHORT = declared(
         lambda stage: _and_its_child(_nested(stage))),
     uvicorn_workers_without_their_master=(healthy,
         "forked workers of a server that listen for anybody, after their master is killed",
-        launched(lambda stage: stage.start(("listen", SERVER_PORT)), _two_forks)),
+        launched(lambda stage: stage.start(("listen", SERVER_PORT)), two_forks)),
     ranks_below_timeout=(healthy, "``timeout 1d torchrun`` with its ranks",
         lambda stage: Cast(ranks(stage.start(wrapper=[str(require_tool("timeout")), "1d"])))),
     ranks_of_a_launcher_without_a_store=(healthy,
