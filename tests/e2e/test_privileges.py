@@ -96,11 +96,9 @@ def readable_by_all(standin: StandIn, *flags: str, wrapper: Sequence[str] = ()) 
     require_root()
     python = Path("/usr/bin/python3")
     packages = Path(aiohttp.__file__).parents[1]
-    asking = [python, "-c", "import sys; print(*sys.version_info[:2])"]
-    if (
-        not python.exists()
-        or tuple(map(int, subprocess.check_output(asking).split())) != sys.version_info[:2]
-    ):
+    asking = [str(python), "-c", "import sys; print(*sys.version_info[:2])"]
+    version = subprocess.check_output(asking, text=True).split() if python.exists() else []
+    if version != [str(each) for each in sys.version_info[:2]]:
         pytest.skip("the system's own Python shows this: every user may read it")
     if not packages.stat().st_mode & 0o005:
         do_without("needs packages that every user may read")

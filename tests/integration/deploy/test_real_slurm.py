@@ -114,8 +114,9 @@ def test_slurmd_detects_the_gpus(version: str) -> None:
 @pytest.mark.parametrize(("version", "cgroup"), [("older", "v1"), ("newer", "v2")])
 def test_jobs_share_a_gpu_through_mps(version: str, cgroup: str) -> None:
     """The MPS server that root has started drains nothing, unless it holds much."""
-    mps = {"gres": "gpu:2,mps:200", "gres_conf": "Name=gpu File=/dev/nvidia[2-3]\nName=mps Count=200"}
-    with one(replace(SHARED, version=version, cgroup=cgroup, **mps)) as cluster:
+    gres = "Name=gpu File=/dev/nvidia[2-3]\nName=mps Count=200"
+    site = replace(SHARED, version=version, cgroup=cgroup, gres="gpu:2,mps:200", gres_conf=gres)
+    with one(site) as cluster:
         server = start_mps(cluster, "alice")
         hold(cluster, server, 66 * 2**20)
         jobs = [

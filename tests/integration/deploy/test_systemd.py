@@ -122,8 +122,8 @@ def system_calls(name: str) -> set[str]:
 def test_user_and_folder_are_understood(tmp_path: Path) -> None:
     """The user and the socket's folder are made as written, in a separate root."""
     (tmp_path / "etc").mkdir()
-    command = [require_tool("systemd-sysusers"), f"--root={tmp_path}", SYSTEMD / "vramledger.sysusers"]
-    subprocess.run(command, check=True)
+    program = str(require_tool("systemd-sysusers"))
+    subprocess.run([program, f"--root={tmp_path}", SYSTEMD / "vramledger.sysusers"], check=True)
     users = (tmp_path / "etc/passwd").read_text()
     assert re.search(r"^vramledger:.*:/usr/sbin/nologin$", users, re.MULTILINE)
 

@@ -144,8 +144,8 @@ OLD, NEW = (
 READ = {
     "a pod without any label has none": ([listed_pod("a"), listed_pod("b", {})], {"a": {}, "b": {}}),
     "an empty list is a list": ([], {}),
-    "a label may be called like a field of the list": (
-        [listed_pod("a", {"metadata": "m", "name": "n", "items": "i"})], {"a": {"metadata": "m", "name": "n"}},
+    "a label is called like a field": (
+        [listed_pod("a", {"metadata": "m", "name": "n", "items": ""})], {"a": {"metadata": "m", "name": "n"}},
     ),
     "of two pods with one name the newer counts": ([OLD, NEW], {"web-0": {"team": "new"}}),
     "in any order": ([NEW, OLD], {"web-0": {"team": "new"}}),

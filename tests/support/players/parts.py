@@ -3,7 +3,7 @@
 import os
 import shlex
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -66,11 +66,18 @@ def two_forks(master: Player) -> list[Player]:
 
 
 def two_of(
-    tie: Literal["", "socket"] = "", session: bool = False, **variables: str
+    variables: Mapping[str, str], tie: Literal["", "socket"] = "", session: bool = False
 ) -> Callable[[Player], list[Player]]:
     """Return what lets a player start two programs with these variables; RANK in a value is the number."""
 
     def work(launcher: Player) -> list[Player]:
+        envs = [{name: value.replace("RANK", each) for name, value in variables.items()} for each in "01"]
+        return [launcher.start(env=env, session=session, tie=tie) for env in envs]
+
+    return work
+
+
+def work(launcher: Player) -> list[Player]:
         envs = [
             {name: value.replace("RANK", str(number)) for name, value in variables.items()}
             for number in (0, 1)
@@ -87,7 +94,7 @@ def under_nohup(stage: Stage) -> Player:
 
 def ray_workers(raylet: Player) -> list[Player]:
     """Let a raylet start two workers."""
-    return two_of("socket", session=True, RAY_RAYLET_PID=str(raylet.pid))(raylet)
+    return two_of({"RAY_RAYLET_PID": str(raylet.pid)}, "socket", session=True)(raylet)
 
 
 def kernel(server: Player, number: int) -> Player:

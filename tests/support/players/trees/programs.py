@@ -415,7 +415,7 @@ SHORT = declared(
         lambda stage: Cast(ranks(stage.start(wrapper=[str(require_tool("timeout")), "1d"])))),
     ranks_of_a_launcher_without_a_store=(healthy,
         "ranks of a container's torchrun that is pid 1, and to which nothing connects them",
-        lambda stage: Cast(two_of(session=True, **rank("RANK"))(container(stage)))),
+        lambda stage: Cast(two_of(rank("RANK"), session=True)(container(stage)))),
     workers_below_a_live_forkserver=(abandoned,
         "workers whose program is killed: they keep their fork server alive, and nobody wants it",
         launched(at_a_prompt, lambda program: program.fork_workers("forkserver"))),
