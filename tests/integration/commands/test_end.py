@@ -60,7 +60,7 @@ def crowd() -> Snapshot:
 
 def selecting(**several: set[Any]) -> Selection:
     """Select by several values of each selector."""
-    return Selection(**{name: frozenset(values) for name, values in several.items()})
+    return replace(Selection(), **{name: frozenset(values) for name, values in several.items()})
 
 
 def holder_of(pid: int, row: str, *devices: DeviceSnapshot, parent: int = 1, threads: int = 1) -> Snapshot:

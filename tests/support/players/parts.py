@@ -77,16 +77,6 @@ def two_of(
     return work
 
 
-def work(launcher: Player) -> list[Player]:
-        envs = [
-            {name: value.replace("RANK", str(number)) for name, value in variables.items()}
-            for number in (0, 1)
-        ]
-        return [launcher.start(env=env, session=session, tie=tie) for env in envs]
-
-    return work
-
-
 def under_nohup(stage: Stage) -> Player:
     """Start a launcher under nohup."""
     return stage.start(("ignore", "SIGHUP"), session=False)
