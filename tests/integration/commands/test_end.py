@@ -60,7 +60,8 @@ def crowd() -> Snapshot:
 
 def selecting(**several: set[Any]) -> Selection:
     """Select by several values of each selector."""
-    return replace(Selection(), **{name: frozenset(values) for name, values in several.items()})
+    wanted: dict[str, Any] = {name: frozenset(values) for name, values in several.items()}
+    return Selection(**wanted)
 
 
 def holder_of(pid: int, row: str, *devices: DeviceSnapshot, parent: int = 1, threads: int = 1) -> Snapshot:
