@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.exporter import QUICK, Exporter, serving
+from tests.support.exporter import QUICK, Exporter, no_driver, serving
 from tests.support.standin.library import StandIn
 from tests.support.standin.plugin import standin_directory, standin_library
 
@@ -19,6 +19,12 @@ def standin(standin_library: Path, tmp_path: Path) -> Iterator[StandIn]:
     """Return a driver with two idle H200s; every hanging call ends with the test."""
     with StandIn(tmp_path, standin_library, devices=2) as instance:
         yield instance
+
+
+@pytest.fixture
+def nothing(tmp_path: Path) -> dict[str, str]:
+    """Return the environment of a host without a driver."""
+    return no_driver(tmp_path / "lib")
 
 
 @pytest.fixture(scope="module")

@@ -5,26 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
 from tests.support.agent_client import report, torch
-from tests.support.exporter import QUICK, Page, entries, no_driver, run, serving
+from tests.support.exporter import QUICK, entries, no_driver, run, serving
 from tests.support.players.stage import Player, Stage
 from tests.support.requirements import require_namespaces, require_root
 from tests.support.standin.library import GIB, StandIn
 from tests.support.waiting import wait_until
 
 NOBODY = 65534
-
-
-class Agents(Protocol):
-    """Starts agents."""
-
-    def __call__(self, *, user: int | None = None, wrapper: tuple[str, ...] = ()) -> Player:
-        """Start an agent."""
 
 
 @pytest.fixture
@@ -41,12 +35,12 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def agent(path: Path, stage: Stage) -> Agents:
-    """Return a function that starts an agent."""
+def agent(path: Path, stage: Stage) -> Callable[..., Player]:
+    """Return a function that starts an agent, with the settings of :meth:`Stage.start`."""
 
-    def start(*, user: int | None = None, wrapper: tuple[str, ...] = ()) -> Player:
+    def start(**settings: Any) -> Player:  # noqa: ANN401 as there
         wait_until(path.exists, "the socket")
-        return stage.start(("connect", str(path)), user=user, wrapper=wrapper)
+        return stage.start(("connect", str(path)), **settings)
 
     return start
 
@@ -56,7 +50,7 @@ def flags(path: Path) -> tuple[str, ...]:
     return (*QUICK, f"--agent.socket={path}")
 
 
-def test_a_report_becomes_series(standin: StandIn, path: Path, agent: Agents) -> None:
+def test_a_report_becomes_series(standin: StandIn, path: Path, agent: Callable[..., Player]) -> None:
     """An agent's figures are on the page with NVML's bytes of its process and device, and end with it."""
     with serving(*flags(path), driver=standin.env()) as exporter:
         program = agent()
@@ -65,11 +59,7 @@ def test_a_report_becomes_series(standin: StandIn, path: Path, agent: Agents) ->
             "say",
             report(
                 visible={"CUDA_VISIBLE_DEVICES": "1,0", "CUDA_DEVICE_ORDER": None},
-                frameworks=[
-                    torch(
-                        0, GIB, allocated_peak=GIB // 2, ooms=2, alloc_retries=3, categories={"gradients": 5}
-                    )
-                ],
+                frameworks=[torch(0, GIB, allocated_peak=GIB // 2, ooms=2, categories={"gradients": 5})],
                 errors={"jax": 0},
                 last_oom={"time": 1e9, "framework": "torch", "requested": 7, "verdict": "leaking"},
                 collector={"enabled": True, "collections": 4},
@@ -103,7 +93,7 @@ def test_a_report_becomes_series(standin: StandIn, path: Path, agent: Agents) ->
 
 
 def test_commands_learn_from_the_exporter(
-    standin: StandIn, path: Path, agent: Agents, tmp_path: Path
+    standin: StandIn, path: Path, agent: Callable[..., Player], tmp_path: Path
 ) -> None:
     """``show`` and ``doctor``, which run their own samplers, get the agents' figures from the exporter."""
     for above in (tmp_path, *tmp_path.parents[:-2]):
@@ -126,7 +116,9 @@ def test_commands_learn_from_the_exporter(
     assert "none is known" in run("show", "--why", str(program.pid), at, driver=standin.env()).stdout
 
 
-def test_another_user_claims_nothing(standin: StandIn, stage: Stage, path: Path, agent: Agents) -> None:
+def test_another_user_claims_nothing(
+    standin: StandIn, stage: Stage, path: Path, agent: Callable[..., Player]
+) -> None:
     """An agent can report only on its own process, even if it claims devices that others hold."""
     require_root()
     with serving(*flags(path), driver=standin.env()) as exporter:
@@ -142,7 +134,9 @@ def test_another_user_claims_nothing(standin: StandIn, stage: Stage, path: Path,
         assert page.value("agent_unmapped_devices", pid=program.pid) == 1
 
 
-def test_an_agent_in_another_pid_namespace(standin: StandIn, path: Path, agent: Agents) -> None:
+def test_an_agent_in_another_pid_namespace(
+    standin: StandIn, path: Path, agent: Callable[..., Player]
+) -> None:
     """A container's agent has the host's pid, and its device numbers mean the container's devices."""
     require_namespaces()
     with serving(*flags(path), driver=standin.env()) as exporter:
@@ -154,7 +148,9 @@ def test_an_agent_in_another_pid_namespace(standin: StandIn, path: Path, agent: 
         assert page.value("torch_reserved_bytes", pid=program.pid, gpu=1) == GIB
 
 
-def test_counters_outlive_the_agent_and_the_exporter(standin: StandIn, path: Path, agent: Agents) -> None:
+def test_counters_outlive_the_agent_and_the_exporter(
+    standin: StandIn, path: Path, agent: Callable[..., Player]
+) -> None:
     """An agent that starts again in its process continues; after the exporter's restart it reports again."""
     visible: dict[str, Any] = {"visible": {"CUDA_VISIBLE_DEVICES": None}}
     with serving(*flags(path), driver=standin.env()) as exporter:
@@ -192,48 +188,15 @@ def test_without_a_place_for_the_socket_everything_else_goes_on(standin: StandIn
     assert taken.read_text() == "keep me"
 
 
-def test_a_second_exporter_takes_no_agents_away(standin: StandIn, path: Path, agent: Agents) -> None:
-    """While an exporter listens, another exporter does not replace its socket."""
-    with serving(*flags(path), driver=standin.env()) as first:
-        first.until(lambda page: page.up, "the data")
-        with serving(*flags(path), driver=standin.env()) as second:
-            page = second.until(lambda page: page.up, "the data")
-            assert page.value("agent_socket_up") == 0
-        agent().order("say", report())
-        first.until(lambda page: page.value("agent_connections") == 1, "the agent")
-
-
-def test_switched_off_there_is_no_socket(standin: StandIn, path: Path) -> None:
-    """With ``--no-collector.agent`` no agent can connect, and there are no series."""
-    with serving(*flags(path), "--no-collector.agent", driver=standin.env()) as exporter:
-        page = exporter.until(lambda page: page.up, "the data")
-        assert [name for name, _ in page.samples if "agent" in name] == []
+def test_without_a_driver_the_socket_is_still_told(
+    tmp_path: Path, path: Path, agent: Callable[..., Player]
+) -> None:
+    """Before the driver is loaded agents can connect, and only the socket's state is told; off, neither."""
+    with serving(*flags(path), "--no-collector.agent", driver=no_driver(tmp_path / "none")) as exporter:
+        assert [name for name, _ in exporter.scrape().samples if "agent" in name] == []
         assert not path.exists()
-
-
-def test_without_a_driver_the_socket_is_still_told(tmp_path: Path, path: Path, agent: Agents) -> None:
-    """Agents can connect before the driver is loaded; until then only the socket's state is reported."""
     with serving(*flags(path), driver=no_driver(tmp_path / "none")) as exporter:
         agent().order("say", report(frameworks=[torch()]))
         page = exporter.until(lambda page: page.value("agent_connections") == 1, "the agent")
         assert page.value("agent_socket_up") == 1
         assert page.values("agent_up") == {}
-
-
-def allocating(count: int) -> dict[str, Any]:
-    """Make a report after this number of allocations."""
-    return report(count, frameworks=[torch(allocations=count)], visible={"CUDA_VISIBLE_DEVICES": None})
-
-
-def test_claimed_allocations_are_no_work(standin: StandIn, stage: Stage, path: Path, agent: Agents) -> None:
-    """A holder whose agent says that it allocates all the time is as idle as one that says nothing."""
-    with serving(*flags(path), "--idle-after=1s", driver=standin.env()) as exporter:
-        program, other = agent(), stage.start()
-        standin.device(0).set_processes([(program.pid, 2 * GIB), (other.pid, GIB)])
-        counts = iter(range(1, 10_000))
-
-        def seen(page: Page) -> bool:
-            program.order("say", allocating(next(counts)))
-            return {page.state(program.pid), page.state(other.pid)} == {"idle"}
-
-        exporter.until(seen, "both to be idle")

@@ -7,14 +7,15 @@ import re
 import signal
 import socket
 import subprocess
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
-from tests.support.exporter import QUICK, Exporter, command, environment, run, serving
+from tests.support.exporter import QUICK, Exporter, command, environment, run, sampling, serving
 from tests.support.players.stage import Stage
 from tests.support.requirements import require_host_pid_namespace
 from tests.support.standin.library import GIB, StandIn
@@ -44,9 +45,7 @@ def crowd(standin_library: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         everyone = [quiet, stopped, *orphans]
         standin.device(0).set_processes([(each.pid, GIB) for each in everyone])
         with serving(*QUICK, "--idle-after=3s", driver=standin.env()) as exporter:
-            exporter.until(
-                lambda page: len(page.values("process_memory_bytes")) == len(everyone), "the holders"
-            )
+            exporter.until(lambda page: len(page.values("process_memory_bytes")) == 7, "the holders")
             launcher.end()
             stopped.stop()
             states = {quiet.pid: "idle", stopped.pid: "stopped"}
@@ -55,14 +54,12 @@ def crowd(standin_library: Path, tmp_path_factory: pytest.TempPathFactory) -> It
             yield Crowd(exporter, states, {**standin.env(), **exporter.found})
 
 
-def by_pid(ledger: dict[str, object]) -> dict[int, object]:
+def by_pid(ledger: dict[str, Any]) -> dict[int, dict[str, object]]:
     """Return what a ledger says of each holding, without what the moment of the sample decides."""
     moving = {"why", "sm_utilization", "last_active", "quiet_since", "growth", "since"}
-    devices = ledger["devices"]
-    assert isinstance(devices, list)
     return {
         each["pid"]: {name: value for name, value in each.items() if name not in moving}
-        for device in devices
+        for device in ledger["devices"]
         for each in device["holdings"]
     }
 
@@ -70,18 +67,14 @@ def by_pid(ledger: dict[str, object]) -> dict[int, object]:
 def test_one_question_has_one_answer(crowd: Crowd) -> None:
     """Page, Prometheus, ``show``, ``show --why``, ``check`` and ``end`` name the same states and owners."""
     exporter, states, asking = crowd
-    both: list[dict[str, object]] = []
 
-    def agree() -> bool:
-        """Compare, again if need be: a new sample may come between the two."""
-        both[:] = [
-            json.loads(exporter.get("/api/v1/ledger")[1]),
-            json.loads(run("show", "--json", driver=asking).stdout),
-        ]
-        return by_pid(both[0]) == by_pid(both[1])
+    def agreed() -> tuple[dict[str, Any], dict[str, Any]] | None:
+        page = json.loads(exporter.get("/api/v1/ledger")[1])
+        shown = json.loads(run("show", "--json", driver=asking).stdout)
+        return (page, shown) if by_pid(page) == by_pid(shown) else None
 
-    wait_until(agree, "the page and 'show' to say the same")
-    page, shown = both
+    # Again if need be: a new sample may come between the two.
+    page, shown = wait_until(agreed, "the page and 'show' to say the same") or ({}, {})
     table = run("show", driver=asking).stdout
     of_each_state = {state: pid for pid, state in states.items()}
     evidence = {
@@ -91,7 +84,7 @@ def test_one_question_has_one_answer(crowd: Crowd) -> None:
     ends = {state: run("end", f"--state={state}", driver=asking) for state in ("idle", "orphaned")}
 
     assert shown["watched_since"] == page["watched_since"]
-    assert {pid: holding["state"] for pid, holding in by_pid(page).items()} == states  # type: ignore[index]
+    assert {pid: holding["state"] for pid, holding in by_pid(page).items()} == states
     rows = re.findall(r"^ +(\d+) .* (active|idle|stopped|orphaned) ", table, re.MULTILINE)
     assert {int(pid): state for pid, state in rows} == states
     assert "by the exporter." in table
@@ -122,15 +115,8 @@ def test_end_knows_for_how_long_somebody_is_idle(crowd: Crowd) -> None:
 
 def test_two_commands_at_once(crowd: Crowd) -> None:
     """Two ``end --yes`` end all five orphans, as the exporter saw their parent end, and nobody else."""
-    both = [
-        subprocess.Popen(
-            command("end", "--state=orphaned", "--yes", "--grace=5s"),
-            env=environment(crowd.asking),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
+    words, environ = command("end", "--state=orphaned", "--yes", "--grace=5s"), environment(crowd.asking)
+    both = [subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     texts = [each.communicate(timeout=60)[0] for each in both]
     for pid, state in crowd.states.items():
         if state == "orphaned":
@@ -144,24 +130,14 @@ def test_end_says_what_it_waits_for(standin: StandIn, stage: Stage, *, beside: b
     """Where nobody can know yet who is idle, the command says so, and how long it waits."""
     require_host_pid_namespace()
     standin.device(0).set_processes([(stage.start().pid, GIB)])
-    with serving(*QUICK, "--idle-after=1h", driver=standin.env()) as exporter:
-        exporter.until(lambda page: page.up, "data")
+    with sampling("--idle-after=1h", driver=standin.env()) as exporter:
         found = exporter.found if beside else {}
         arguments = ("end", "--state=idle", *([] if beside else ["--idle-after=1h"]))
-        with subprocess.Popen(
-            command(*arguments),
-            env=environment({**standin.env(), **found}),
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as waiting:
+        environ = environment({**standin.env(), **found})
+        with subprocess.Popen(command(*arguments), env=environ, stderr=subprocess.PIPE, text=True) as waiting:
             assert waiting.stderr is not None
-            lines: list[str] = []
-            for line in waiting.stderr:
-                lines.append(line)
-                if "Waiting until the holders were watched" in line:
-                    break
+            said = next(line for line in waiting.stderr if "Waiting until the holders were watched" in line)
             waiting.terminate()
-    (said,) = (line for line in lines if "Waiting until" in line)
     (seconds,) = re.findall(r"seconds=(\d+)", said)
     assert 3500 < int(seconds) <= 3600
     assert ("the exporter has just started" in said) is beside
@@ -169,8 +145,7 @@ def test_end_says_what_it_waits_for(standin: StandIn, stage: Stage, *, beside: b
 
 def test_two_releases_at_once(standin: StandIn) -> None:
     """Of a release and a resume at the same time both are answered, and the exporter goes on."""
-    with serving(*QUICK, driver=standin.env()) as exporter:
-        exporter.until(lambda page: page.up, "data")
+    with sampling(driver=standin.env()) as exporter:
         asking = environment({**standin.env(), **exporter.found})
         for _ in range(2):
             several = [
@@ -198,8 +173,7 @@ def test_without_an_exporter_they_look_and_say_so(standin: StandIn, stage: Stage
 
 def test_an_exporter_that_hangs_is_not_waited_for(standin: StandIn) -> None:
     """Beside an exporter that is stopped (SIGSTOP) a command looks for itself after a few seconds."""
-    with serving(*QUICK, driver=standin.env()) as exporter:
-        exporter.until(lambda page: page.up, "data")
+    with sampling(driver=standin.env()) as exporter:
         exporter.process.send_signal(signal.SIGSTOP)
         try:
             done = run("show", driver={**standin.env(), **exporter.found})
@@ -213,14 +187,9 @@ def test_an_exporter_that_hangs_is_not_waited_for(standin: StandIn) -> None:
 def test_a_restart_in_the_middle_is_followed(standin: StandIn, tmp_path: Path) -> None:
     """``show --watch`` goes on with the exporter that replaces the one that was killed."""
     flag = f"--control.socket={tmp_path / 'control'}"
-    with serving(*QUICK, flag, driver=standin.env()) as first:
-        first.until(lambda page: page.up, "data")
-        watching = subprocess.Popen(
-            command("show", "--watch", "--json", flag),
-            env=environment(standin.env()),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+    with sampling(flag, driver=standin.env()) as first:
+        words, pipe = command("show", "--watch", "--json", flag), subprocess.PIPE
+        watching = subprocess.Popen(words, env=environment(standin.env()), stdout=pipe, stderr=pipe)
         assert watching.stdout is not None
         before = json.loads(watching.stdout.readline())
         first.kill()
@@ -238,37 +207,31 @@ def test_a_restart_in_the_middle_is_followed(standin: StandIn, tmp_path: Path) -
         watching.kill()
 
 
-def answers(path: Path, kind: socket.SocketKind, answer: bytes) -> threading.Thread:
+@contextmanager
+def answers(path: Path, kind: socket.SocketKind, answer: bytes) -> Iterator[None]:
     """Answer one request on a socket as another program would."""
-    listening = socket.socket(socket.AF_UNIX, kind)
-    listening.bind(str(path))
-    listening.listen()
+    with socket.socket(socket.AF_UNIX, kind) as listening, ThreadPoolExecutor(1) as pool:
+        listening.bind(str(path))
+        listening.listen()
 
-    def serve() -> None:
-        with listening:
-            connection, _ = listening.accept()
-            with connection:
+        def serve() -> None:
+            with listening.accept()[0] as connection:
                 connection.recv(4096)
                 connection.send(answer)
 
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    return thread
+        pool.submit(serve)
+        yield
 
 
 def ok(body: bytes, length: int | None = None) -> bytes:
     """Return an answer, which is cut short where its length is more."""
-    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (
-        len(body) if length is None else length,
-        body,
-    )
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (length or len(body), body)
 
 
 def head(**changes: object) -> bytes:
     """Return what precedes a snapshot of an exporter of another version."""
-    return json.dumps(
-        {"program": "0.0.1", "token": "a", "wait": 1.0, "idle_after": 600.0, **changes}
-    ).encode()
+    usual = {"program": "0.0.1", "token": "a", "wait": 1.0, "idle_after": 600.0}
+    return json.dumps({**usual, **changes}).encode()
 
 
 @pytest.mark.repeats(kept=3)
@@ -291,8 +254,8 @@ def test_an_exporter_of_another_version(
 ) -> None:
     """Beside an exporter of another version a command looks for itself, and says why."""
     path = tmp_path / "control"
-    answers(path, kind, answer)
-    done = run("show", f"--control.socket={path}", driver=standin.env())
+    with answers(path, kind, answer):
+        done = run("show", f"--control.socket={path}", driver=standin.env())
     assert (done.returncode, done.stderr) == (0, "")
     assert NOT_ASKED in done.stdout
     assert said in done.stdout.splitlines()[-1]

@@ -7,55 +7,37 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from tests.support.exporter import (
-    LOOPBACK,
     QUICK,
     Ended,
     command,
     entries,
     environment,
-    no_driver,
     run,
+    sampling,
     serving,
 )
 from tests.support.players.stage import Stage
 from tests.support.standin.library import GIB, Code, StandIn
-from tests.support.waiting import wait_until
 from vramledger import __version__
 from vramledger.cli import parser
 
 
-@pytest.fixture
-def nothing(tmp_path: Path) -> dict[str, str]:
-    """Return the environment of a host without a driver."""
-    return no_driver(tmp_path / "lib")
-
-
-@pytest.mark.parametrize("wrong", ["--colour", "--path.rootfs=/nowhere"])
-def test_a_wrong_argument_is_one_line_and_2(nothing: dict[str, str], wrong: str) -> None:
-    """A usage error is one line, whether the flag or its value is wrong; the exit status is 2."""
-    done = run("serve", wrong, driver=nothing)
-    (line,) = done.stderr.splitlines()
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert line.startswith("vramledger")
-    assert wrong in line
-
-
-def test_a_mount_that_was_forgotten_is_one_line_and_2(nothing: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["serve", "show", "check", "doctor"])
+def test_a_mount_that_was_forgotten_is_one_line_and_2(
+    nothing: dict[str, str], tmp_path: Path, name: str
+) -> None:
     """Every command that reads the host's root file system refuses an empty directory in its place."""
     (tmp_path / "host").mkdir()
-    for name in ("serve", "show", "check", "doctor"):
-        done = run(name, f"--path.rootfs={tmp_path / 'host'}", driver=nothing)
-
-        assert (done.returncode, done.stdout) == (2, "")
-        assert "host is empty; mount the host's root file system there" in done.stderr
+    done = run(name, f"--path.rootfs={tmp_path / 'host'}", driver=nothing)
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "host is empty; mount the host's root file system there" in line
 
 
 def started_in_vain(done: subprocess.CompletedProcess[str]) -> str:
@@ -67,48 +49,25 @@ def started_in_vain(done: subprocess.CompletedProcess[str]) -> str:
     return line
 
 
-@pytest.fixture
-def taken() -> Iterator[int]:
-    """Return a port on which another program listens."""
+def test_a_taken_port_is_one_line_and_1(standin: StandIn) -> None:
+    """A taken port ends the start before the driver is asked; the message says how to find its owner."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        yield listening.getsockname()[1]
-
-
-def test_a_taken_port_is_one_line_and_1(standin: StandIn, taken: int) -> None:
-    """A taken port ends the start; the message says how to find its owner, and no sampler is left."""
-    done = run("serve", f"--web.listen-address=127.0.0.1:{taken}", driver=standin.env())
+        port = listening.getsockname()[1]
+        done = run("serve", f"--web.listen-address=127.0.0.1:{port}", driver=standin.env())
     message = started_in_vain(done)
-    assert f"127.0.0.1:{taken}: the port is taken" in message
-    assert f"ss -ltnp 'sport = :{taken}'" in message
-    assert standin.calls("nvmlInit_v2") + standin.calls("nvmlInitWithFlags") == 0, "not even begun"
+    assert f"127.0.0.1:{port}: the port is taken" in message
+    assert f"ss -ltnp 'sport = :{port}'" in message
+    assert standin.calls("nvmlInit_v2") + standin.calls("nvmlInitWithFlags") == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_in_order(standin: StandIn, number: signal.Signals) -> None:
     """SIGTERM and SIGINT end the exporter: status 0, the last log line says so, and no process is left."""
-    with serving(*QUICK, driver=standin.env()) as exporter:
-        exporter.until(lambda page: page.up, "the data")
+    with sampling(driver=standin.env()) as exporter:
         assert exporter.stop(number).code == 0
     log = entries(exporter.ended.log)
     assert [log[0]["msg"], log[-1]["msg"]] == ["Starting vramledger", "Stopped"]
     assert log[0]["version"] == __version__
-
-
-def test_a_signal_ends_it_while_it_starts(standin: StandIn) -> None:
-    """SIGTERM works while the first call to the driver hangs."""
-    standin.hang("nvmlInit_v2")
-    standin.hang("nvmlInitWithFlags")
-    process = subprocess.Popen(
-        command("serve", LOOPBACK, "--source=auto"),
-        env=environment(standin.env()),
-        stderr=subprocess.PIPE,
-    )
-    with process:
-        wait_until(lambda: standin.calls("nvmlInit_v2") + standin.calls("nvmlInitWithFlags"), "nvmlInit")
-        process.terminate()
-        log = process.communicate(timeout=30)[1].decode()
-    assert process.returncode == 0, log
-    assert Ended(0, log).messages == []
 
 
 def test_the_log_can_be_json(nothing: dict[str, str]) -> None:
@@ -144,14 +103,25 @@ def test_show_and_watch_without_a_driver(nothing: dict[str, str]) -> None:
     assert json.loads(run("show", "--json", driver=nothing).stdout)["up"] is False
 
 
-@pytest.mark.parametrize("arguments", [["show"], ["show", "--json"], ["doctor"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("arguments", "streams", "why"),
+    [
+        ("show", ">/dev/full", "No space left"),
+        ("show --json", ">/dev/full", "No space left"),
+        ("doctor", ">/dev/full", "No space left"),
+        ("show", ">&-", "Bad file descriptor; free some space or write elsewhere"),
+        ("show", "<&- >&-", "Bad file descriptor; free some space or write elsewhere"),
+        ("show", "<&- >&- 2>&-", ""),
+    ],
+)
 def test_output_that_cannot_be_written_is_one_line_and_1(
-    nothing: dict[str, str], arguments: list[str]
+    nothing: dict[str, str], arguments: str, streams: str, why: str
 ) -> None:
-    """With standard output on a full disk, a command says so once, and its exit status is 1."""
-    wrapper = ("sh", "-c", 'exec "$@" >/dev/full', "sh")
-    done = run(*arguments, driver=nothing, wrapper=wrapper)
-    assert started_in_vain(done).startswith("vramledger: cannot write to standard output: No space left")
+    """On a full disk, or with streams closed, a command says so once, writes to no other file, and ends."""
+    done = run(*arguments.split(), driver=nothing, wrapper=("sh", "-c", f'exec "$@" {streams}', "sh"))
+    if why:
+        assert started_in_vain(done).startswith(f"vramledger: cannot write to standard output: {why}")
+    assert (done.returncode, done.stdout) == (1, "")
 
 
 def test_show_in_ascii(standin: StandIn) -> None:
@@ -159,15 +129,6 @@ def test_show_in_ascii(standin: StandIn) -> None:
     done = run("show", driver={**standin.env(), "PYTHONIOENCODING": "ascii"})
     assert (done.returncode, done.stderr) == (0, "")
     assert " ? free " in done.stdout
-
-
-def test_auto_stays_with_a_driver_that_fails(standin: StandIn) -> None:
-    """``--source=auto`` plays no recording if there is a driver that fails."""
-    standin.fail("nvmlInit_v2", Code.NO_PERMISSION)
-    standin.fail("nvmlInitWithFlags", Code.NO_PERMISSION)
-    done = run("show", "--source=auto", driver=standin.env())
-    assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout.startswith("No data (no-permission): ")
 
 
 def test_watching_ends_with_its_reader_and_on_interrupt(standin: StandIn) -> None:
@@ -245,23 +206,23 @@ def test_a_capture_without_a_driver_spoils_nothing(nothing: dict[str, str], tmp_
     assert older.read_bytes() == b"precious"
 
 
-def test_a_capture_to_a_place_that_is_not_there(standin: StandIn, tmp_path: Path) -> None:
-    """For a file that cannot be written, ``capture`` prints one line and ends with 1."""
-    done = run("capture", str(tmp_path / "no" / "file"), driver=standin.env())
-    assert "No such file or directory" in started_in_vain(done)
-
-
-@pytest.mark.parametrize("limit", ["full", "1 block"])
-def test_a_capture_onto_a_full_disk(standin: StandIn, tmp_path: Path, limit: str) -> None:
-    """For a disk that is full, from the start or later, ``capture`` prints one line and ends with 1."""
-    place, said = "/dev/full", "No space left on device"
-    wrapper: tuple[str, ...] = ()
-    if limit != "full":
-        place, said = str(tmp_path / "film.gz"), "File too large"
-        wrapper = ("sh", "-c", 'ulimit -f 1; exec "$@"', "sh")
-        standin.device(0).set_processes([(pid, pid) for pid in range(1000, 1300)])  # more than its 512 bytes
-    done = run("capture", *QUICK, "--duration=1s", place, driver=standin.env(), wrapper=wrapper)
-    assert f"cannot write {place}: {said}" in started_in_vain(done)
+@pytest.mark.parametrize(
+    ("place", "blocks", "why"),
+    [
+        ("no/file", "unlimited", "No such file or directory"),
+        ("/dev/full", "unlimited", "No space left on device"),
+        ("film.gz", "1", "File too large"),
+    ],
+)
+def test_a_capture_that_cannot_be_written(
+    standin: StandIn, tmp_path: Path, place: str, blocks: str, why: str
+) -> None:
+    """Without a directory, or on a disk that is full at once or later, ``capture`` says so in one line."""
+    standin.device(0).set_processes([(pid, pid) for pid in range(1000, 1300)])  # more than a block
+    path = str(tmp_path / place)
+    wrapper = ("sh", "-c", f'ulimit -f {blocks}; exec "$@"', "sh")
+    done = run("capture", *QUICK, "--duration=1s", path, driver=standin.env(), wrapper=wrapper)
+    assert f"cannot write {path}: {why}" in started_in_vain(done)
 
 
 def test_help_says_where_to_start(nothing: dict[str, str]) -> None:
@@ -276,28 +237,3 @@ def test_help_says_where_to_start(nothing: dict[str, str]) -> None:
     examples[1][1] = "1"  # PID
     for example in examples:
         parser().parse_args(example)
-
-
-@pytest.mark.parametrize("closed", [">&-", "<&- >&-"])
-def test_an_answer_that_goes_nowhere_is_an_error(standin: StandIn, closed: str) -> None:
-    """With standard output closed, a command reports that in one line and writes to no other file."""
-    done = subprocess.run(
-        ["sh", "-c", f'exec "$@" {closed}', "sh", *command("show")],
-        env=environment(standin.env()),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    said = "cannot write to standard output: Bad file descriptor; free some space or write elsewhere"
-    assert done.stderr == f"vramledger: {said}\n"
-
-
-def test_without_any_stream_it_ends_in_order(standin: StandIn) -> None:
-    """With all three streams closed, a command still has an exit status."""
-    done = subprocess.run(
-        ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command("show")],
-        env=environment(standin.env()),
-        check=False,
-    )
-    assert done.returncode == 1

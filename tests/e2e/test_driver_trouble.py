@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.exporter import QUICK, Exporter, Page, entries, no_driver, serving
+from tests.support.exporter import QUICK, Exporter, entries, no_driver, serving
 from tests.support.players.stage import Stage
 from tests.support.standin.library import GIB, MIB, Code, StandIn
 
@@ -47,35 +47,25 @@ def test_no_library_then_one(standin: StandIn, tmp_path: Path) -> None:
         (Code.DRIVER_NOT_LOADED, "no-driver", "modprobe nvidia"),
         (Code.LIB_RM_VERSION_MISMATCH, "version-mismatch", "reboot, or reload the nvidia modules"),
         (Code.NO_PERMISSION, "no-permission", "run as root"),
+        (Code.SUCCESS, "no-devices", "lspci -d 10de:"),
     ],
 )
 def test_a_driver_out_of_use_then_mended(standin: StandIn, code: Code, reason: str, advice: str) -> None:
     """For a driver that fails, the log says why and what to do; once it works, the data appears by itself."""
     standin.driver_error = code
+    standin.device_count = 0 if code is Code.SUCCESS else 2
     with serving(*QUICK, driver=standin.env()) as exporter:
         page = exporter.until(lambda page: page.failures(reason) >= 1, "a counted failure")
         assert not page.up
         assert exporter.get("/-/ready")[0] == 200
 
         standin.driver_error = Code.SUCCESS
-        exporter.until(lambda page: page.up, "the data")
+        standin.device_count = 2
+        page = exporter.until(lambda page: page.up, "the data")
+        assert page.labels("device_up", "gpu") == {"0", "1"}
     ((logged, message),) = errors(exporter)
     assert logged == reason
     assert advice in message
-
-
-def test_a_driver_without_devices_then_with_one(standin: StandIn) -> None:
-    """A driver without a GPU gives ``up 0`` and advice; a GPU that appears is served."""
-    standin.device_count = 0
-    with serving(*QUICK, driver=standin.env()) as exporter:
-        exporter.until(lambda page: page.failures("no-devices") >= 1 and not page.up, "a counted failure")
-
-        standin.device_count = 1
-        page = exporter.until(lambda page: page.up, "the data")
-        assert page.labels("device_up", "gpu") == {"0"}
-    ((reason, message),) = errors(exporter)
-    assert reason == "no-devices"
-    assert "lspci -d 10de:" in message
 
 
 def test_a_driver_reload_leaves_no_old_data(standin: StandIn, stage: Stage) -> None:
@@ -134,11 +124,6 @@ def test_a_lost_gpu_costs_itself(standin: StandIn, stage: Stage) -> None:
         assert sum(page.failures(reason) for reason in page.labels("sample_failures_total", "reason")) == 0
 
 
-def failing(page: Page) -> set[str]:
-    """Return the collectors that did not succeed."""
-    return {dict(key)["collector"] for key, value in page.values("collector_success").items() if not value}
-
-
 @pytest.mark.parametrize(
     "function", ["nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetComputeRunningProcesses_v3"]
 )
@@ -149,7 +134,7 @@ def test_a_gpu_without_a_book_is_down(standin: StandIn, function: str) -> None:
         page = exporter.until(lambda page: page.up, "the data")
         assert page.device_up(0) == 1
         assert page.device_up(1) == 0
-        assert failing(page) - {"hidden"} == {"ledger"}
+        assert page.failing - {"hidden"} == {"ledger"}
 
 
 def test_a_gpu_plugged_out_and_others_in(standin: StandIn) -> None:

@@ -25,6 +25,7 @@ from vramledger.kubernetes.kubelet import SOCKET
 
 FAULTS = Path(__file__).parents[1] / "support" / "injected_faults"
 READERS = "vramledger.readers"
+HOSTS = f"{READERS}.hosts"
 
 
 class Fault(NamedTuple):
@@ -38,7 +39,7 @@ class Fault(NamedTuple):
 OF_ROWS = "device_memory_bytes|process_(state|kv_cache|last|busy|orphan).*|owner_.*|pod_labels_info"
 """What says of a holder more than that it is there: nothing is known without its row."""
 
-IN_THREADS = (f"{READERS}.hosts.host:Host.facts", f"{READERS}.owners.reader:resolve_owner")
+IN_THREADS = (f"{HOSTS}.host:Host.facts", f"{READERS}.owners.reader:resolve_owner")
 """What collectors do in threads of their own for each holder."""
 
 RAISING = (
@@ -47,22 +48,20 @@ RAISING = (
     Fault("owner", f"{READERS}.owners.reader:OwnerReader.read"),
     Fault("limits", "vramledger.sampling.holder_watch:LimitWatch.read"),
     Fault("limits", f"{READERS}.nvml.memory:LimitReader.read"),
-    Fault("managed", f"{READERS}.hosts.managed_memory:ManagedMemoryReader.read"),
+    Fault("managed", f"{HOSTS}.managed_memory:ManagedMemoryReader.read"),
     Fault("cpu", "vramledger.sampling.holder_watch:CpuTimes.read"),
-    Fault("waits", f"{READERS}.hosts.driver_waits:DriverWaitSearch.read"),
-    Fault("threads", f"{READERS}.hosts.thread_times:ThreadTimesReader.read"),
-    Fault("threads", f"{READERS}.hosts.thread_times:ThreadTimesReader.work_between"),
-    Fault("waits", f"{READERS}.hosts.driver_waits:DriverWaitSearch.work_between"),
-    Fault(
-        "hidden", f"{READERS}.hosts.hidden_holders:HiddenSearch.read", "device_hidden_holders|unreadable_.*"
-    ),
+    Fault("waits", f"{HOSTS}.driver_waits:DriverWaitSearch.read"),
+    Fault("threads", f"{HOSTS}.thread_times:ThreadTimesReader.read"),
+    Fault("threads", f"{HOSTS}.thread_times:ThreadTimesReader.work_between"),
+    Fault("waits", f"{HOSTS}.driver_waits:DriverWaitSearch.work_between"),
+    Fault("hidden", f"{HOSTS}.hidden_holders:HiddenSearch.read", "device_hidden_holders|unreadable_.*"),
     Fault("reservations", f"{READERS}.schedulers.reader:SchedulerReader.read", ".*(reservation|reserved).*"),
     Fault("pods", "vramledger.kubernetes.pod_labels:PodLabelReader.read", "pod_labels_info"),
     Fault("xid", "vramledger.sampling.device_threads:XidWatch.read"),
     Fault("vllm", f"{READERS}.vllm:KvCacheReader.read", "process_kv_cache_.*"),
     Fault("vllm", f"{READERS}.vllm:parse_figures", "process_kv_cache_.*"),
     Fault("vllm", "vramledger.accounting.tracker:_join", "process_kv_cache_.*"),
-    Fault("ties", f"{READERS}.hosts.ties:TiesReader.read"),
+    Fault("ties", f"{HOSTS}.ties:TiesReader.read"),
     Fault("hardware", "pynvml:nvmlDeviceGetPowerUsage", "device_power_watts"),
     Fault("hardware", f"{READERS}.nvml.device_reader:read_utilization", "device_.*utilization_ratio"),
     Fault("process", f"{READERS}.nvml.utilization:UtilizationLog.read"),
@@ -95,7 +94,7 @@ class Site(NamedTuple):
 
     def when_failed(self, collector: str) -> Page:
         """Return a page on which a collector has failed."""
-        return self.exporter.until(lambda page: collector in _failed(page), "the failure")
+        return self.exporter.until(lambda page: collector in page.failing, "the failure")
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +120,8 @@ def site(standin_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
             kubelet(rootfs / SOCKET, List=lambda _: given, GetAllocatableResources=lambda _: allocatable())
         )
         authority = Authority(place)
-        pods = stack.enter_context(
-            serve_pods(authority.sign("kubelet"), listed_pod("train-0", {"team": "vision"}))
-        )
+        train = listed_pod("train-0", {"team": "vision"})
+        pods = stack.enter_context(serve_pods(authority.sign("kubelet"), train))
         flags = (
             *("--sample.interval=100ms", "--sample.timeout=2s", "--collector.vllm", "--collector.pcie"),
             *(f"--path.rootfs={rootfs}", "--pods.labels=team", "--pods.node=gpu-7"),
@@ -140,23 +138,24 @@ def site(standin_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 def _is_settled(page: Page) -> bool:
     wanted = ("process_kv_cache_bytes", "pod_labels_info", "device_hidden_holders", "agent_socket_up")
-    return all(page.values(name) for name in wanted) and not _failed(page)
-
-
-def _failed(page: Page) -> set[str]:
-    return {dict(key)["collector"] for key, value in page.values("collector_success").items() if not value}
+    return all(page.values(name) for name in wanted) and not page.failing
 
 
 def _series(page: Page) -> set[tuple[str, Labels]]:
     """Return the series that a sample has, beside those that come with the work of the moment."""
-    own = re.compile(
-        r"vramledger_(device|process|owner|agent|pod|reservation|reserved|unreadable|up|collector)"
-    )
+    own = re.compile("vramledger_(device|process|owner|agent|pod|reserv(ation|ed)|unreadable|up|collector)")
     return {key for key in page.samples if own.match(key[0])}
 
 
+def _lost(before: Page, after: Page, fault: Fault) -> set[str]:
+    """Return the families that a fault has cost; no other may be missing."""
+    lost = {name.removeprefix("vramledger_") for name, _ in _series(before) - _series(after)}
+    assert {name for name in lost if not re.fullmatch(fault.lost, name)} == set()
+    return lost
+
+
 @pytest.mark.parametrize(
-    "fault", RAISING, ids=[f"{each.collector}-{each.function.rpartition(':')[2]}" for each in RAISING]
+    "fault", RAISING, ids=lambda each: f"{each.collector}-{each.function.rpartition(':')[2]}"
 )
 def test_an_error_costs_a_collector_its_own_figures(site: Site, fault: Fault) -> None:
     """The others go on, success is 0, one line is logged, and the next good sample has all again."""
@@ -166,32 +165,28 @@ def test_an_error_costs_a_collector_its_own_figures(site: Site, fault: Fault) ->
         site.when_failed(fault.collector)
         pages = [site.exporter.next_sample() for _ in range(3)]
         errors = [each for each in entries(site.exporter.log)[logged:] if each["level"] == "error"]
-    lost = {name.removeprefix("vramledger_") for name, _ in _series(before) - _series(pages[-1])}
     assert all(page.up for page in pages)
-    assert {name for name in lost if not re.fullmatch(fault.lost, name)} == set()
-    assert bool(lost) == bool(fault.lost)
+    assert bool(_lost(before, pages[-1], fault)) == bool(fault.lost)
     assert [each["err"] for each in errors] == ["RuntimeError: injected"]
     states = pages[-1].labels("process_state_since_timestamp_seconds", "state")
     assert not {"dead", "zombie", "stuck", "orphaned"} & states
     assert _series(before) <= _series(site.when_settled())
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [each for each in RAISING if each.function.endswith(".read") and ".nvml." not in each.function],
-    ids=lambda each: each.function.rpartition(":")[2],
-)
+HANGING = [each for each in RAISING if each.function.endswith(".read") and ".nvml." not in each.function]
+"""Queries of a GPU have their own deadline."""
+
+
+@pytest.mark.parametrize("fault", HANGING, ids=lambda each: each.function.rpartition(":")[2])
 @pytest.mark.repeats(kept=3)
 def test_a_collector_that_hangs_loses_its_own_figures(site: Site, fault: Fault) -> None:
-    """A sample waits for it once; nobody restarts the sampler. Queries of a GPU have their own deadline."""
-    before = site.when_settled()
-    sampler = site.exporter.sampler.pid
+    """A sample waits for it once; nobody restarts the sampler."""
+    before, sampler = site.when_settled(), site.exporter.sampler.pid
     with site.failing(fault.function, "hang"):
         site.when_failed(fault.collector)
         page = site.exporter.next_sample()
-        lost = {name.removeprefix("vramledger_") for name, _ in _series(before) - _series(page)}
         assert page.up
-        assert {name for name in lost if not re.fullmatch(fault.lost, name)} == set()
+        _lost(before, page, fault)
     assert _series(before) <= _series(site.when_settled())
     assert site.exporter.sampler.pid == sampler
 
@@ -218,7 +213,7 @@ def test_holders_without_rows_are_unknown(site: Site) -> None:
     ("function", "collector"),
     [
         ("vramledger.sampling.holder_watch:FactsWatch.read", "facts"),
-        (f"{READERS}.hosts.host:Host.facts", "facts"),
+        (f"{HOSTS}.host:Host.facts", "facts"),
         (f"{READERS}.owners.reader:OwnerReader.read", "owner"),
         (f"{READERS}.owners.reader:resolve_owner", "owner"),
     ],

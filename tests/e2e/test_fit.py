@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.agent_client import report
 from tests.support.exporter import QUICK, no_driver, run, serving
 from tests.support.players.stage import Stage
@@ -63,45 +65,27 @@ def test_without_agent_and_exporter_the_need_is_not_known(standin: StandIn, stag
     program = stage.start()
     standin.device(0).set_processes([(program.pid, 3 * GIB)])
     status, said = fit(str(program.pid), "--for=100ms", *QUICK, driver=standin.env())
-
     (need,) = said["needs"]
     assert (status, said["fits"], need["needed"], need["held_peak"]) == (3, None, None, 3 * GIB)
     assert {each["verdict"] for each in need["devices"]} == {"perhaps"}
     assert "this command alone" in said["origin"]
 
 
-def test_a_full_host_has_no_room(standin: StandIn, stage: Stage, tmp_path: Path) -> None:
-    """What a working neighbour holds is never counted as room, and the exit status says that nothing fits."""
-    require_host_pid_namespace()
-    program, other = stage.start(), stage.start()
-    standin.device_count = 1
-    standin.device(0).set_memory(total=80 * GIB, used=79 * GIB, reserved=GIB)
-    standin.device(0).set_processes([(program.pid, 20 * GIB), (other.pid, 59 * GIB)])
-    saved = run("show", "--json", *QUICK, driver=standin.env()).stdout
-    path = tmp_path / "saved.json"
-    path.write_text(saved, encoding="utf-8")
-    standin.device(0).set_processes([(other.pid, 79 * GIB)])
-    standin.device(0).busy(other.pid)
-
-    status, said = fit(str(path), f"--pid={program.pid}", *QUICK, driver=standin.env())
-
-    (device,) = said["needs"][0]["devices"]
-    assert (status, device["verdict"], device["evict"]) == (3, "perhaps", [])
-
-
-def test_a_program_that_holds_nothing_is_an_error(standin: StandIn) -> None:
-    """A pid without GPU memory is one line and exit status 1, and not a program that needs nothing."""
-    done = run("fit", "--json", str(os.getpid()), "--for=100ms", *QUICK, driver=standin.env())
-
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [(str(os.getpid()), f"pid {os.getpid()} holds no GPU memory"), ("/nowhere.json", "nowhere")],
+)
+def test_what_holds_nothing_is_an_error(standin: StandIn, asked: str, said: str) -> None:
+    """A pid without GPU memory, and a file that is not there, are one line and 1, and no program's need."""
+    done = run("fit", "--json", asked, "--for=100ms", *QUICK, driver=standin.env())
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert f"pid {os.getpid()} holds no GPU memory" in done.stderr
+    assert said in done.stderr
 
 
 def test_a_recording_of_a_real_gpu(tmp_path: Path) -> None:
     """A JAX that held 28 GiB needed 0.72; where no GPU is, the command cannot tell where it fits."""
     recording = str(RECORDINGS / "agents.jsonl.gz")
     status, said = fit(recording, "--pid=416", driver=no_driver(tmp_path))
-
     (need,) = said["needs"]
     assert (status, said["fits"]) == (3, None)
     assert 0.7 * GIB < need["needed"] < 0.75 * GIB < 28 * GIB < need["held"]
@@ -126,10 +110,3 @@ def test_a_saved_ledger_is_read_in_each_form(standin: StandIn, stage: Stage, tmp
         needs.append((said["pid"], said["needs"][0]["held_peak"], said["needs"][0]["grade"]))
 
     assert set(needs) == {(program.pid, 3 * GIB, "inferred")}
-
-
-def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    """A path without a file is one line and exit status 1."""
-    done = run("fit", "/nowhere.json", driver=no_driver(tmp_path))
-
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr

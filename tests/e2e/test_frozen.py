@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.certificates import Authority
-from tests.support.exporter import Exporter, no_driver, serving
+from tests.support.exporter import Exporter, serving
 from tests.support.secured import USERS, write_config
 
 HEALTHCHECK = Path(__file__).parents[2] / "deploy" / "docker" / "healthcheck.py"
@@ -28,22 +28,21 @@ def healthy(port: int) -> bool:
     return done.returncode == 0
 
 
-@pytest.fixture(params=["", "certificates", "passwords", "TLS"])
-def exporter(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Exporter]:
+@pytest.fixture(params=["", "client_certificates", "passwords", "TLS"])
+def exporter(request: pytest.FixtureRequest, nothing: dict[str, str], tmp_path: Path) -> Iterator[Exporter]:
     """Run an exporter without a GPU, open and closed."""
-    flags, web = [], tmp_path / "web.yml"
-    if request.param:
-        text = USERS
-        if request.param != "passwords":
-            authority = Authority(tmp_path)
-            pair = authority.sign("server")
-            text += f"tls_server_config:\n  cert_file: {pair.certificate}\n  key_file: {pair.key}\n"
-            if request.param == "certificates":
-                text += f"  client_ca_file: {authority.pair.certificate}\n"
-                text += "  client_auth_type: RequireAndVerifyClientCert\n"
-        write_config(web, text)
-        flags = [f"--web.config.file={web}"]
-    with serving(*flags, driver=no_driver(tmp_path / "none")) as running:
+    text = USERS
+    if request.param not in ("", "passwords"):
+        authority = Authority(tmp_path)
+        pair = authority.sign("server")
+        text += f"tls_server_config:\n  cert_file: {pair.certificate}\n  key_file: {pair.key}\n"
+        if request.param == "client_certificates":
+            text += f"  client_ca_file: {authority.pair.certificate}\n"
+            text += "  client_auth_type: RequireAndVerifyClientCert\n"
+    write_config(tmp_path / "web.yml", text)
+    with serving(
+        *([f"--web.config.file={tmp_path}/web.yml"] if request.param else []), driver=nothing
+    ) as running:
         yield running
 
 
@@ -66,15 +65,11 @@ def test_nobody_is_not_healthy() -> None:
     assert not healthy(port)
 
 
-def test_systemd_is_told_that_it_runs(tmp_path: Path) -> None:
+def test_systemd_is_told_that_it_runs(nothing: dict[str, str], tmp_path: Path) -> None:
     """Systemd is told when the exporter is ready, and from then on again and again that it runs."""
+    told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "100000"}
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.settimeout(30)
-        manager.bind(str(tmp_path / "notify"))
-        driver = {
-            **no_driver(tmp_path / "none"),
-            "NOTIFY_SOCKET": str(tmp_path / "notify"),
-            "WATCHDOG_USEC": "100000",
-        }
-        with serving(driver=driver):
+        manager.bind(told["NOTIFY_SOCKET"])
+        with serving(driver={**nothing, **told}):
             assert [manager.recv(100) for _ in range(4)] == [b"READY=1", *[b"WATCHDOG=1"] * 3]

@@ -105,5 +105,4 @@ def test_another_user_sees_own_programs_alone(hidden: Hidden) -> None:
 def test_a_recording_stays_roots(hidden: Hidden) -> None:
     """Only root may take a recording of the past."""
     question = f"/past?ask=readings&from={time.time() - 60:.0f}&to={time.time():.0f}"
-
     assert "only root" in ask(hidden.control, ("GET", question, ""), uid=ANN).error

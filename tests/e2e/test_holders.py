@@ -24,14 +24,8 @@ NOBODY = 65534
 NO_CAPABILITIES = ("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--")
 """Makes root an ordinary user who still owns root's files: the interpreter may be where only root looks."""
 
-HIDEPID = (
-    "unshare",
-    "--mount",
-    "sh",
-    "-c",
-    'mount -t proc -o hidepid=2,gid=54321 proc /proc && exec "$@"',
-    "sh",
-)
+_MOUNT = 'mount -t proc -o hidepid=2,gid=54321 proc /proc && exec "$@"'
+HIDEPID = ("unshare", "--mount", "sh", "-c", _MOUNT, "sh")
 
 
 def require_hidepid() -> None:

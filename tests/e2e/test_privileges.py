@@ -9,7 +9,7 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import aiohttp
@@ -25,6 +25,7 @@ from tests.support.exporter import (
     command,
     environment,
     run,
+    sampling,
     serving,
 )
 from tests.support.players.stage import Stage
@@ -50,26 +51,18 @@ def sets(process: psutil.Process) -> dict[str, int]:
 
 def healthy(port: int) -> bool:
     """Tell whether an exporter answers at this address."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/-/healthy", timeout=10) as answer:
-            return bool(answer.read() == b"vramledger is healthy.\n")
-    except OSError:
-        return False
+    with (
+        suppress(OSError),
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/-/healthy", timeout=10) as answer,
+    ):
+        return bool(answer.read() == b"vramledger is healthy.\n")
+    return False
 
 
 @pytest.fixture
 def control(tmp_path: Path) -> str:
     """Return the flag that names a control socket of this test."""
     return f"--control.socket={tmp_path / 'control.sock'}"
-
-
-@pytest.fixture
-def exporter(standin: StandIn, control: str) -> Iterator[Exporter]:
-    """Run an exporter as root, and wait for its data."""
-    require_root()
-    with serving(*QUICK, control, driver=standin.env()) as running:
-        running.until(lambda page: page.up, "data")
-        yield running
 
 
 @pytest.fixture
@@ -103,12 +96,13 @@ def readable_by_all(standin: StandIn, *flags: str, wrapper: Sequence[str] = ()) 
     require_root()
     python = Path("/usr/bin/python3")
     packages = Path(aiohttp.__file__).parents[1]
-    if sys.version_info[:2] != system_version(python):
+    asking = [str(python), "-c", "import sys; print(*sys.version_info[:2])"]
+    version = subprocess.check_output(asking, text=True).split() if python.exists() else []
+    if version != [str(each) for each in sys.version_info[:2]]:
         pytest.skip("the system's own Python shows this: every user may read it")
     if not packages.stat().st_mode & 0o005:
         do_without("needs packages that every user may read")
-    path = f"{SOURCES}:{SOURCES / 'agent'}:{packages}"
-    driver = {**standin.env(), "PYTHONPATH": path}
+    driver = {**standin.env(), "PYTHONPATH": f"{SOURCES}:{SOURCES / 'agent'}:{packages}"}
     with serving(*QUICK, *flags, driver=driver, python=str(python), wrapper=wrapper) as running:
         running.until(lambda page: page.up, "data")
         yield running
@@ -119,16 +113,6 @@ def own_user(standin: StandIn, control: str) -> Iterator[Exporter]:
     """Run an exporter as root that becomes its own user."""
     with readable_by_all(standin, control) as running:
         yield running
-
-
-def system_version(python: Path) -> tuple[int, ...]:
-    """Return the version of the system's Python, () if there is none."""
-    program = "import sys; print(*sys.version_info[:2])"
-    try:
-        done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True)
-    except OSError:
-        return ()
-    return tuple(map(int, done.stdout.split()))
 
 
 def test_the_web_part_may_do_nothing(rooted: Exporter) -> None:
@@ -144,8 +128,7 @@ def test_the_web_part_changes_no_file(standin: StandIn, control: str) -> None:
     require_root()
     if ctypes.CDLL(None, use_errno=True).syscall(444, None, 0, 1) < 1:
         do_without("needs a kernel with Landlock")
-    with serving(*QUICK, control, "--log.level=debug", driver=standin.env()) as exporter:
-        exporter.until(lambda page: page.up, "data")
+    with sampling(control, "--log.level=debug", driver=standin.env()) as exporter:
         assert "May change no file but the sockets" in exporter.log
         assert run("release", control, driver=standin.env()).returncode == 0
     assert not Path(control.partition("=")[2]).exists()
@@ -229,10 +212,8 @@ def test_its_user_cannot_touch_the_part_with_rights(own_user: Exporter) -> None:
         "        except PermissionError: print('refused')\n"
     )
     pids = [str(each.pid) for each in (starter(own_user), own_user.sampler)]
-    done = subprocess.run(
-        ["/usr/bin/python3", "-c", program, *pids], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["refused"] * 4
+    said = subprocess.check_output(["/usr/bin/python3", "-c", program, *pids], text=True)
+    assert said.split() == ["refused"] * 4
     assert own_user.next_sample().up
 
 
@@ -242,8 +223,7 @@ def test_a_user_that_may_not_read_the_program(standin: StandIn, control: str) ->
     python = Path(sys.executable).resolve()
     if all(each.stat().st_mode & 0o001 for each in python.parents):
         pytest.skip("every user may read this Python")
-    with serving(*QUICK, control, "--web.user=65532", driver=standin.env()) as exporter:
-        exporter.until(lambda page: page.up, "data")
+    with sampling(control, "--web.user=65532", driver=standin.env()) as exporter:
         assert status(exporter.process)["Uid"].split() == ["0"] * 4
         assert set(sets(exporter.process).values()) == {0}
         assert "The part that listens stays root, without any capability" in exporter.log
@@ -252,8 +232,7 @@ def test_a_user_that_may_not_read_the_program(standin: StandIn, control: str) ->
 def test_it_may_stay_root(standin: StandIn, control: str) -> None:
     """``--web.user=root`` keeps the user; a name that nobody has is one line and 1."""
     require_root()
-    with serving(*QUICK, control, "--web.user=root", driver=standin.env()) as exporter:
-        exporter.until(lambda page: page.up, "data")
+    with sampling(control, "--web.user=root", driver=standin.env()) as exporter:
         assert status(exporter.process)["Uid"].split() == ["0"] * 4
         assert "stays root" not in exporter.log
     done = run("serve", "--web.user=no-such", driver=standin.env())
@@ -264,13 +243,10 @@ def test_it_may_stay_root(standin: StandIn, control: str) -> None:
 def test_without_the_starter_it_ends(standin: StandIn, control: str) -> None:
     """If the process with the rights is killed, the exporter says so and ends, to be started again."""
     require_root()
-    process = subprocess.Popen(
-        command("serve", LOOPBACK, *QUICK, control),
-        env=environment(standin.env()),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process:
+    words = command("serve", LOOPBACK, *QUICK, control)
+    with subprocess.Popen(
+        words, env=environment(standin.env()), stderr=subprocess.PIPE, text=True
+    ) as process:
         wait_until(lambda: psutil.Process(process.pid).children(recursive=True)[1:], "a sampler")
         found, sampler = psutil.Process(process.pid).children(recursive=True)
         found.kill()
@@ -283,8 +259,7 @@ def test_without_the_starter_it_ends(standin: StandIn, control: str) -> None:
 def test_every_thread_has_given_up(rooted: Exporter) -> None:
     """Linux keeps capabilities for each thread: no thread has kept an effective one."""
     for thread in Path(f"/proc/{rooted.process.pid}/task").iterdir():
-        lines = (thread / "status").read_text(encoding="utf-8").splitlines()
-        assert "CapEff:\t0000000000000000" in lines
+        assert "CapEff:\t0000000000000000\n" in (thread / "status").read_text(encoding="utf-8")
 
 
 def test_the_sampler_may_read_proc(rooted: Exporter) -> None:
@@ -296,14 +271,14 @@ def test_the_sampler_may_read_proc(rooted: Exporter) -> None:
     assert status(rooted.sampler)["NoNewPrivs"] == "1"
 
 
-def test_a_second_sampler_has_the_same_rights(exporter: Exporter) -> None:
+def test_a_second_sampler_has_the_same_rights(rooted: Exporter) -> None:
     """A sampler that replaces a killed one can read as much, although the web part has no effective right."""
-    before, first = sets(exporter.sampler), exporter.sampler
+    before, first = sets(rooted.sampler), rooted.sampler
     first.kill()
-    exporter.until(lambda page: page.failures("sampler-exit"), "the loss")
-    exporter.until(lambda page: page.up, "data")
-    assert exporter.sampler != first
-    assert sets(exporter.sampler) == before
+    rooted.until(lambda page: page.failures("sampler-exit"), "the loss")
+    rooted.until(lambda page: page.up, "data")
+    assert rooted.sampler != first
+    assert sets(rooted.sampler) == before
 
 
 def test_all_is_seen_of_other_users(standin: StandIn, stage: Stage, control: str) -> None:
@@ -321,14 +296,9 @@ def test_all_is_seen_of_other_users(standin: StandIn, stage: Stage, control: str
 def test_its_memory_is_its_own(rooted: Exporter) -> None:
     """Other processes of the same user cannot read the web part's memory, which holds keys and passwords."""
     assert Path(f"/proc/{rooted.process.pid}/environ").stat().st_uid == 0
-    program = (
-        "import os, sys; os.setgroups([]);\n"
-        "open(f'/proc/{sys.argv[1]}/mem', 'rb')"
-    )  # fmt: skip
+    program = f"import os; os.setgroups([]); open('/proc/{rooted.process.pid}/mem', 'rb')"
     bare = [str(require_tool("setpriv")), "--inh-caps=-all", "--bounding-set=-all", sys.executable]
-    done = subprocess.run(
-        [*bare, "-c", program, str(rooted.process.pid)], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([*bare, "-c", program], capture_output=True, text=True, check=False)
     assert "PermissionError" in done.stderr
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import psutil
@@ -15,109 +15,81 @@ from tests.support.exporter import QUICK, Exporter, Page, run, serving
 from tests.support.standin.library import StandIn
 
 
-@pytest.fixture
-def door(tmp_path: Path) -> str:
-    """Return the flag that names a control socket of this test."""
-    return f"--control.socket={tmp_path / 'run' / 'control.sock'}"
-
-
-@pytest.fixture(scope="module")
-def exporter(shared: Exporter) -> Exporter:
-    """Return one exporter with data for all tests that give it its GPUs again."""
-    return shared
-
-
-@pytest.fixture
-def asking(standin: StandIn, exporter: Exporter) -> dict[str, str]:
-    """Return the environment of a command that finds the exporter."""
-    return {**standin.env(), **exporter.found}
-
-
 def released(page: Page) -> bool:
     """Tell whether a page says that the GPUs are released."""
     return page.value("released_until_timestamp_seconds") is not None
 
 
-def test_the_gpus_are_let_go_of_and_taken_back(exporter: Exporter, asking: dict[str, str]) -> None:
+def test_the_gpus_are_let_go_of_and_taken_back(shared: Exporter) -> None:
     """After the command no device is open and no failure is counted; ``--resume`` restores the data."""
-    sampler = exporter.sampler
-    before = exporter.scrape()
-    assert exporter.drivers() == [sampler.pid]
+    sampler = shared.sampler
+    before = shared.scrape()
+    assert shared.drivers() == [sampler.pid]
 
-    done = run("release", "--for=1h", driver=asking)
+    done = run("release", "--for=1h", driver=shared.found)
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "until" in done.stdout
     assert not psutil.pid_exists(sampler.pid) or sampler.status() == psutil.STATUS_ZOMBIE
-    assert exporter.drivers() == []
-    page = exporter.until(released, "the page to say so")
+    assert shared.drivers() == []
+    page = shared.until(released, "the page to say so")
     assert not page.up
-    assert exporter.next_sample().time > page.time, (
-        "the timestamp moves: this is no exporter that stands still"
-    )
-    (starter,) = exporter.process.children(recursive=True)
+    assert shared.next_sample().time > page.time, "the timestamp moves: this is no exporter that hangs"
+    (starter,) = shared.process.children(recursive=True)
     assert "vramledger.sampling.starter" in " ".join(starter.cmdline()), "which has no GPU open"
-    for name, key in before.samples:
-        if name == "vramledger_sample_failures_total":
-            assert page.samples[name, key] == before.samples[name, key]
-    ledger = json.loads(exporter.get("/api/v1/ledger")[1])
+    assert page.values("sample_failures_total") == before.values("sample_failures_total")
+    ledger = json.loads(shared.get("/api/v1/ledger")[1])
     assert ledger["failure"]["reason"] == "released"
     assert ledger["released_until"] == page.value("released_until_timestamp_seconds")
     assert "release --resume" in ledger["failure"]["message"], "which the page shows as it is"
-    assert "level=error" not in exporter.log
+    assert "level=error" not in shared.log
 
-    assert run("release", "--resume", driver=asking).returncode == 0
-    page = exporter.until(lambda page: page.up, "data")
+    assert run("release", "--resume", driver=shared.found).returncode == 0
+    page = shared.until(lambda page: page.up, "data")
     assert not released(page)
 
 
-def test_the_gpus_are_taken_back_in_time(exporter: Exporter, asking: dict[str, str]) -> None:
+def test_the_gpus_are_taken_back_in_time(shared: Exporter) -> None:
     """After the given time there is data again by itself. A second command replaces the first."""
-    assert run("release", "--for=1h", driver=asking).returncode == 0
-    assert run("release", "--for=500ms", driver=asking).returncode == 0
-    exporter.until(lambda page: page.up, "data")
+    assert run("release", "--for=1h", driver=shared.found).returncode == 0
+    assert run("release", "--for=500ms", driver=shared.found).returncode == 0
+    shared.until(lambda page: page.up, "data")
 
 
-def test_a_host_without_a_driver_can_be_told(standin: StandIn, door: str) -> None:
+def test_a_host_without_a_driver_can_be_told(standin: StandIn) -> None:
     """While there is no driver, as during its update, the command works too."""
     standin.driver_error = 9
-    with serving(*QUICK, door, driver=standin.env()) as exporter:
+    with serving(*QUICK, driver=standin.env()) as exporter:
         exporter.until(lambda page: page.failures("no-driver"), "a failure")
-        assert run("release", door, driver=standin.env()).returncode == 0
+        assert run("release", driver=exporter.found).returncode == 0
         exporter.until(released, "the page to say so")
         standin.driver_error = 0
-        assert run("release", "--resume", door, driver=standin.env()).returncode == 0
+        assert run("release", "--resume", driver=exporter.found).returncode == 0
         exporter.until(lambda page: page.up, "data")
 
 
-def test_without_an_exporter_it_is_one_line(tmp_path: Path, standin: StandIn) -> None:
-    """If no exporter answers, the command says which socket it used and what to do."""
-    path = tmp_path / "none.sock"
-    done = run("release", f"--control.socket={path}", driver=standin.env())
-    assert (done.returncode, done.stdout) == (1, "")
+@pytest.mark.parametrize("replaying", [False, True])
+def test_without_an_exporter_it_is_one_line(nothing: dict[str, str], tmp_path: Path, replaying: bool) -> None:
+    """If none answers, or one that replays and has no GPU, it says which socket it used and what to do."""
+    flag = f"--control.socket={tmp_path}/control.sock"
+    with serving("--source=auto", flag, driver=nothing) if replaying else nullcontext():
+        done = run("release", flag, driver=nothing)
     asked = "is 'vramledger serve' running, with this --control.socket?"
     told = f"{asked} One that plays a recording answers no command"
-    assert done.stderr == f"vramledger: no exporter answers at {path}; {told}\n"
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"vramledger: no exporter answers at {tmp_path}/control.sock; {told}\n"
 
 
 @pytest.mark.parametrize(
     "sent",
     [
+        *(b"\r\n", b"{\r\n", b"x" * 10_000, b"\xff\xfe\r\n", b"GET\r\n\r\n"),
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        *(request_bytes("POST", "/release", each) for each in ("", "[", '{"seconds": 60, "force": true}')),
         *(
-            b"\r\n",
-            b"{\r\n",
-            b"x" * 10_000,
-            b"\xff\xfe\r\n",
-            b"GET\r\n\r\n",
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            request_bytes("POST", "/release", f'{{"seconds": {each}}}')
+            for each in ("-1", '"x"', "359999999999996400", "1e300")
         ),
-        *(
-            request_bytes("POST", "/release", each)
-            for each in ("", "[", '{"seconds": -1}', '{"seconds": "x"}')
-        ),
-        request_bytes("POST", "/release", '{"seconds": 359999999999996400}'),
-        request_bytes("POST", "/release", '{"seconds": 1e300}'),
-        request_bytes("POST", "/release", '{"seconds": 60, "force": true}'),
         *(
             request_bytes("GET", each)
             for each in ("/release", "/", "/past?ask=readings", "/snapshot?after=1&uid=0")
@@ -136,22 +108,11 @@ def test_rubbish_is_answered(shared: Exporter, sent: bytes) -> None:
     assert shared.next_sample().up
 
 
-def test_a_recording_holds_no_gpu(tmp_path: Path, standin: StandIn) -> None:
-    """An exporter that replays has no GPUs to release, and the command does not find it."""
-    path = tmp_path / "control.sock"
-    recording = tmp_path / "short.jsonl.gz"
-    assert run("capture", "--duration=300ms", *QUICK, str(recording), driver=standin.env()).returncode == 0
-    with serving(f"--source=replay:{recording}", f"--control.socket={path}", driver=standin.env()):
-        assert run("release", f"--control.socket={path}", driver=standin.env()).returncode == 1
-
-
 def test_no_file_is_taken_for_a_stale_socket(standin: StandIn, tmp_path: Path) -> None:
     """A path with another file is refused in one line, and the file stays."""
     file = tmp_path / "notes.txt"
     file.write_text("precious\n")
-
     done = run("serve", "--web.listen-address=127.0.0.1:0", f"--control.socket={file}", driver=standin.env())
-
     assert done.returncode == 1
     assert f"cannot make the control socket {file}: it is not a socket; move it away" in done.stderr
     assert file.read_text() == "precious\n"

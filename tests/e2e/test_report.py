@@ -7,12 +7,14 @@ import json
 import pwd
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from email.policy import default
 from pathlib import Path
+from typing import NamedTuple
+
+import pytest
 
 from tests.integration.alerts.test_delivery import inbox
-from tests.support.exporter import QUICK, Exporter, run, serving
+from tests.support.exporter import QUICK, Page, run, serving
 from tests.support.players.stage import Stage
 from tests.support.requirements import require_host_pid_namespace, require_root
 from tests.support.standin.library import GIB, StandIn
@@ -23,26 +25,38 @@ DAEMON, BIN, UNKNOWN = 1, 2, 54321
 SOON = ("--after=1s", "--least=2GiB")
 
 
-@contextmanager
-def hoarded(standin: StandIn, stage: Stage) -> Iterator[tuple[Exporter, dict[str, int]]]:
-    """Run an exporter beside idle programs of several users; yield the pids by what they are."""
+class Hoarded(NamedTuple):
+    """How to ask an exporter beside idle programs of several users, and the pids by what they are."""
+
+    asking: dict[str, str]
+    pids: dict[str, int]
+
+
+@pytest.fixture(scope="module")
+def hoarded(standin_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hoarded]:
+    """Run the exporter until all programs are idle for a second."""
     require_host_pid_namespace()
     require_root()
-    players = {
-        "first": stage.start(user=DAEMON), "second": stage.start(user=DAEMON), "other": stage.start(user=BIN),
-        "stranger": stage.start(user=UNKNOWN), "root": stage.start(), "small": stage.start(user=DAEMON),
-    }  # fmt: skip
-    pids = {name: each.pid for name, each in players.items()}
-    standin.device(0).set_processes(
-        [(pid, GIB if name == "small" else 3 * GIB) for name, pid in pids.items()]
-    )
-    with serving(*QUICK, "--idle-after=1s", driver=standin.env()) as exporter:
-        exporter.until(lambda page: all(page.state(pid) == "idle" for pid in pids.values()), "idleness")
-        since = "process_state_since_timestamp_seconds"
-        exporter.until(
-            lambda page: all(page.time - began > 1 for began in page.values(since).values()), "a second of it"
-        )
-        yield exporter, pids
+    users = {
+        "first": DAEMON,
+        "second": DAEMON,
+        "other": BIN,
+        "stranger": UNKNOWN,
+        "root": None,
+        "small": DAEMON,
+    }
+    with StandIn(tmp_path_factory.mktemp("hoarded"), standin_library) as standin, Stage() as stage:
+        pids = {name: stage.start(user=user).pid for name, user in users.items()}
+        held = [(pid, GIB if name == "small" else 3 * GIB) for name, pid in pids.items()]
+        standin.device(0).set_processes(held)
+        with serving(*QUICK, "--idle-after=1s", driver=standin.env()) as exporter:
+
+            def settled(page: Page) -> bool:
+                since = page.values("process_state_since_timestamp_seconds", state="idle").values()
+                return len(since) == len(pids) and all(page.time - began > 1 for began in since)
+
+            exporter.until(settled, "a second of idleness")
+            yield Hoarded({**standin.env(), **exporter.found}, pids)
 
 
 def told(text: str, pids: dict[str, int]) -> set[str]:
@@ -50,14 +64,14 @@ def told(text: str, pids: dict[str, int]) -> set[str]:
     return {name for name, pid in pids.items() if f"pid {pid} (" in text}
 
 
-def test_each_user_is_told_of_their_own(standin: StandIn, stage: Stage, tmp_path: Path) -> None:
+def test_each_user_is_told_of_their_own(hoarded: Hoarded, tmp_path: Path) -> None:
     """Mail and webhook tell each user what is held, since when and how to end it; the administrator all."""
     program = tmp_path / "sendmail"
     program.write_text(f'#!/bin/sh\nexec cat > "{tmp_path}/$3.eml"\n')
     program.chmod(0o755)
     names = {pwd.getpwuid(uid).pw_name: uid for uid in (DAEMON, BIN)}
-    with hoarded(standin, stage) as (exporter, pids), inbox() as (url, got):
-        asking = {**standin.env(), **exporter.found}
+    asking, pids = hoarded
+    with inbox() as (url, got):
         sending = (f"--mail.program={program}", "--mail.domain=example.org", f"--webhook={url}/hook")
         printed = run("report", *SOON, driver=asking)
         sent = run("report", "--mail", *sending, *SOON, driver=asking)
@@ -66,10 +80,7 @@ def test_each_user_is_told_of_their_own(standin: StandIn, stage: Stage, tmp_path
         path.stem: email.message_from_bytes(path.read_bytes(), policy=default)
         for path in tmp_path.glob("*.eml")
     }
-    texts = {
-        address: mail.get_body(("plain",)).get_content()  # type: ignore[union-attr]
-        for address, mail in mails.items()
-    }
+    texts = {name: mail.get_content() for name, mail in mails.items()}
     hooked = {body["user"]: body for _, body in got}
     everybody = set(pids) - {"small"}
 
@@ -94,22 +105,21 @@ def test_each_user_is_told_of_their_own(standin: StandIn, stage: Stage, tmp_path
     assert len(got) == len(names) + 1, "what has not lasted an hour is told to nobody"
 
 
-def test_who_is_left_out_gets_no_message(standin: StandIn, stage: Stage, tmp_path: Path) -> None:
+def test_who_is_left_out_gets_no_message(hoarded: Hoarded, tmp_path: Path) -> None:
     """Neither a user of ``--except`` nor an owner whom the alerts' thresholds excuse; the list has both."""
-    thresholds = tmp_path / "mine.yml"
-    excused = {"match": {"user": pwd.getpwuid(DAEMON).pw_name}, "hoarded_idle": "1h"}
-    thresholds.write_text(json.dumps({"owners": [{"name": "daemons", **excused}]}))
-    with hoarded(standin, stage) as (exporter, pids), inbox() as (url, got):
-        asking = {**standin.env(), **exporter.found}
-        for flags in (("--except=bin",), (f"--thresholds={thresholds}",)):
-            done = run("report", f"--webhook={url}/hook", *SOON, *flags, driver=asking)
+    asking, pids = hoarded
+
+    def excusing(key: str, value: str) -> str:
+        owner = {"name": "daemons", "match": {"user": pwd.getpwuid(DAEMON).pw_name}, key: value}
+        (tmp_path / "mine.yml").write_text(json.dumps({"owners": [owner]}))
+        return f"--thresholds={tmp_path / 'mine.yml'}"
+
+    with inbox() as (url, got):
+        for flag in ("--except=bin", excusing("hoarded_idle", "1h")):
+            done = run("report", f"--webhook={url}/hook", *SOON, flag, driver=asking)
             assert done.returncode == 0, done.stderr
-        excused["hoarded_idle"] = "never"
-        thresholds.write_text(json.dumps({"owners": [{"name": "daemons", **excused}]}))
-        printed = run("report", *SOON, f"--thresholds={thresholds}", driver=asking)
-        excused["horded_idle"] = excused.pop("hoarded_idle")
-        thresholds.write_text(json.dumps({"owners": [{"name": "daemons", **excused}]}))
-        wrong = run("report", f"--thresholds={thresholds}", driver=asking)
+    printed = run("report", *SOON, excusing("hoarded_idle", "never"), driver=asking)
+    wrong = run("report", excusing("horded_idle", "never"), driver=asking)
 
     assert [body["user"] for _, body in got] == ["daemon", None, "bin", None]
     assert all(told(body["text"], pids) == set(pids) - {"small"} for _, body in got if body["user"] is None)
@@ -125,14 +135,13 @@ UNSENT = {
 }
 
 
-def test_what_cannot_be_sent_is_said(standin: StandIn, stage: Stage) -> None:
+@pytest.mark.parametrize(("flags", "problem"), UNSENT.items())
+def test_what_cannot_be_sent_is_said(hoarded: Hoarded, flags: tuple[str, ...], problem: str) -> None:
     """A message that cannot be sent is an error in one line, and the others are tried too."""
-    with hoarded(standin, stage) as (exporter, _):
-        for flags, problem in UNSENT.items():
-            done = run("report", *flags, *SOON, driver={**standin.env(), **exporter.found})
-            said = rf"a message could not be sent to (daemon|bin): {problem}.* \(and 2 more\)$"
-            assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-            assert re.search(said, done.stderr)
+    done = run("report", *flags, *SOON, driver=hoarded.asking)
+    said = rf"a message could not be sent to (daemon|bin): {problem}.* \(and 2 more\)$"
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert re.search(said, done.stderr)
 
 
 def test_nobody_is_told_where_nothing_is_known(standin: StandIn) -> None:
@@ -142,7 +151,6 @@ def test_nobody_is_told_where_nothing_is_known(standin: StandIn) -> None:
         exporter.until(lambda page: page.up, "the recording")
         played = run("report", "--mail", driver=exporter.found)
     wrong = run("report", "--webhook=file:///etc/passwd", driver=standin.env())
-
     for done in (alone, played):
         assert done.returncode == 1
         assert "only to an exporter that runs" in done.stderr

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.exporter import LOOPBACK, QUICK, Exporter, Page, run, serving
+from tests.support.exporter import LOOPBACK, QUICK, Ended, Exporter, Page, run, sampling, serving
 from tests.support.players.stage import Stage
 from tests.support.requirements import do_without, require_host_pid_namespace, require_root
 from tests.support.standin.library import GIB, StandIn
@@ -50,7 +50,11 @@ def test_a_restart_forgets_nothing(standin: StandIn, stage: Stage, tmp_path: Pat
     with serving(*flags, driver=standin.env()) as exporter:
         exporter.until(lambda page: idle_since(page, quiet.pid), "the idle holder")
         before = exporter.until(lambda page: page.state(worker.pid) == "idle", "the worker")
-        wait_until_stored(exporter, storage, end)
+        children = exporter.process.children(recursive=True)
+        exporter.stop() if end == signal.SIGTERM else exporter.kill()
+        for each in children:  # what it had is written by its child when the pipe closes
+            each.wait(10)
+    assert files_in(storage)
     launcher.end()
     with serving(*flags, driver=standin.env()) as exporter:
         page = exporter.until(lambda page: page.up, "the first sample")
@@ -61,40 +65,11 @@ def test_a_restart_forgets_nothing(standin: StandIn, stage: Stage, tmp_path: Pat
         assert page.values("owner_memory_byte_seconds_total")
 
 
-def wait_until_stored(exporter: Exporter, storage: Path, end: int) -> None:
-    """End an exporter as a test wants; what it had is written by its child when the pipe closes."""
-    if end == signal.SIGTERM:
-        exporter.stop()
-    else:
-        children = exporter.process.children(recursive=True)
-        exporter.kill()
-        for each in children:
-            each.wait(10)
-    assert files_in(storage)
-
-
 def storing(exporter: Exporter) -> psutil.Process:
     """Return the process that stores."""
-    (found,) = [
-        each
-        for each in exporter.process.children(recursive=True)
-        if "vramledger.storage.process" in " ".join(each.cmdline()[:3])
-    ]
+    children = exporter.process.children(recursive=True)
+    (found,) = (each for each in children if "vramledger.storage.process" in " ".join(each.cmdline()[:3]))
     return found
-
-
-def test_a_hanging_disk_costs_the_storage_alone(standin: StandIn, tmp_path: Path) -> None:
-    """While the process that stores hangs, samples and scrapes go on, and the exporter ends in time."""
-    with serving(*QUICK, f"--storage.path={tmp_path / 'past'}", driver=standin.env()) as exporter:
-        exporter.until(lambda page: page.up, "the first sample")
-        child = storing(exporter)
-        child.suspend()
-        try:
-            for _ in range(5):
-                assert exporter.next_sample().up
-            assert exporter.stop().code == 0
-        finally:
-            child.kill()
 
 
 def stores(page: Page) -> float | None:
@@ -109,25 +84,33 @@ def figure(page: Page, name: str) -> float:
     return value
 
 
-def until_stored(exporter: Exporter, after: float) -> Page:
+def until_stored(exporter: Exporter, after: float = 0.0) -> Page:
     """Wait until a reading that is newer than this is on the disk, and return the page that says so."""
-    return exporter.until(
-        lambda page: (page.value("storage_newest_timestamp_seconds") or 0.0) > after, "a reading on the disk"
-    )
+
+    def stored(page: Page) -> bool:
+        return stores(page) == 1 and figure(page, "newest_timestamp_seconds") > after
+
+    return exporter.until(stored, "a reading on the disk")
 
 
-def keeping(exporter: Exporter) -> psutil.Process:
-    """Return the process that starts the one that stores."""
-    parent = storing(exporter).parent()
-    assert parent is not None
-    return parent
+def test_a_hanging_disk_costs_the_storage_alone(standin: StandIn, tmp_path: Path) -> None:
+    """While the process that stores hangs, samples and scrapes go on, and the exporter ends in time."""
+    with sampling(f"--storage.path={tmp_path / 'past'}", driver=standin.env()) as exporter:
+        child = storing(exporter)
+        child.suspend()
+        try:
+            for _ in range(5):
+                assert exporter.next_sample().up
+            assert exporter.stop().code == 0
+        finally:
+            child.kill()
 
 
 def test_a_killed_process_that_stores_is_started_again(standin: StandIn, tmp_path: Path) -> None:
     """However often it is killed, the exporter serves on, stores again, and says what was lost."""
     flags = (*QUICK, f"--storage.path={tmp_path / 'past'}")
     with serving(*flags, driver=standin.env()) as exporter:
-        exporter.until(lambda page: stores(page) == 1, "the first reading on the disk")
+        until_stored(exporter)
         for restarts in (1, 2):
             before = exporter.next_sample()
             storing(exporter).kill()
@@ -150,7 +133,7 @@ def test_a_killed_process_that_stores_is_started_again(standin: StandIn, tmp_pat
 def test_a_start_that_fails_once_is_tried_again(standin: StandIn, tmp_path: Path) -> None:
     """If the exporter has no descriptor left when the process is to be started again, it stores later."""
     with serving(*QUICK, f"--storage.path={tmp_path / 'past'}", driver=standin.env()) as exporter:
-        exporter.until(lambda page: stores(page) == 1, "the first reading on the disk")
+        until_stored(exporter)
         limits = exporter.process.rlimit(psutil.RLIMIT_NOFILE)
         exporter.process.rlimit(psutil.RLIMIT_NOFILE, (3, limits[1]))
         try:
@@ -167,8 +150,10 @@ def test_a_start_that_fails_once_is_tried_again(standin: StandIn, tmp_path: Path
 def test_who_starts_the_process_that_stores_is_not_needed_by_it(standin: StandIn, tmp_path: Path) -> None:
     """If only the starter is killed, storing goes on; if both are, the exporter serves on and is not "up"."""
     with serving(*QUICK, f"--storage.path={tmp_path / 'past'}", driver=standin.env()) as exporter:
-        exporter.until(lambda page: stores(page) == 1, "the first reading on the disk")
-        child, keeper = storing(exporter), keeping(exporter)
+        until_stored(exporter)
+        child = storing(exporter)
+        keeper = child.parent()
+        assert keeper is not None
         keeper.kill()
         until_stored(exporter, exporter.next_sample().time)
         child.kill()
@@ -183,20 +168,19 @@ def test_the_storage_is_in_the_metrics(standin: StandIn, tmp_path: Path) -> None
     """A scrape has the size, the limits, the oldest and the newest moment; without a storage nothing."""
     flags = (f"--storage.path={tmp_path / 'past'}", "--storage.retention=2d", "--storage.size=64MiB")
     with serving(*QUICK, *flags, driver=standin.env()) as exporter:
-        page = exporter.until(lambda page: stores(page) == 1, "the first reading on the disk")
+        page = until_stored(exporter)
         begun = figure(page, "newest_timestamp_seconds")
         assert figure(page, "retention_limit_bytes") == 64 * 2**20
         assert figure(page, "retention_limit_seconds") == 2 * 86400
         assert figure(page, "dropped_samples_total") == 0
         assert page.values("storage_last_error_timestamp_seconds") == {}
     with serving(*QUICK, *flags, driver=standin.env()) as exporter:
-        page = exporter.until(lambda page: stores(page) == 1, "the first reading on the disk")
+        page = until_stored(exporter)
         files = [each.stat() for each in (tmp_path / "past").iterdir()]
         assert 0 < figure(page, "size_bytes") <= sum(each.st_blocks for each in files) * 512
         assert figure(page, "oldest_timestamp_seconds") <= begun
         assert figure(page, "written_bytes_total") > 0
-    with serving(*QUICK, driver=standin.env()) as exporter:
-        exporter.until(lambda page: page.up, "the first sample")
+    with sampling(driver=standin.env()) as exporter:
         assert "vramledger_storage_" not in exporter.scrape().text
 
 
@@ -229,20 +213,15 @@ def test_a_full_disk_costs_the_storage_alone(standin: StandIn, tmp_path: Path) -
 def test_a_directory_that_cannot_be_used_ends_the_start(standin: StandIn, tmp_path: Path, what: str) -> None:
     """A wrong --storage.path is one line that says what is wrong; another exporter's is refused too."""
     path = tmp_path / "past"
-    if what == "file":
-        path.write_text("", encoding="utf-8")
-    else:
-        path.mkdir()
-    directory = os.open(path, os.O_RDONLY)
-    try:
-        if what == "busy":
-            fcntl.flock(directory, fcntl.LOCK_EX)
-        flags = (f"--storage.path={path}", f"--control.socket={tmp_path}/c", f"--agent.socket={tmp_path}/a")
-        done = run("serve", LOOPBACK, *flags, driver=standin.env())
-    finally:
-        os.close(directory)
+    path.touch() if what == "file" else path.mkdir()
+    opened = os.open(path, os.O_RDONLY)
+    if what == "busy":
+        fcntl.flock(opened, fcntl.LOCK_EX)
+    flags = (f"--storage.path={path}", f"--control.socket={tmp_path}/c", f"--agent.socket={tmp_path}/a")
+    done = run("serve", LOOPBACK, *flags, driver=standin.env())
+    os.close(opened)
+    (line,) = Ended(done.returncode, done.stderr).messages
     assert done.returncode == 1
-    (line,) = [each for each in done.stderr.splitlines() if each.startswith("vramledger:")]
     assert "--storage.path=" in line
 
 
@@ -253,8 +232,7 @@ def test_the_exporters_user_owns_the_storage(standin: StandIn) -> None:
         Path(home).chmod(0o755)
         storage = Path(home, "past")
         flags = ("--web.user=65532", f"--storage.path={storage}")
-        with serving(*QUICK, *flags, driver=standin.env()) as exporter:
-            exporter.until(lambda page: page.up, "the first sample")
+        with sampling(*flags, driver=standin.env()) as exporter:
             expected = 65532 if "stays root" not in exporter.log else 0
             assert storing(exporter).uids().effective == expected
             assert storage.stat().st_uid == expected
@@ -273,7 +251,7 @@ def test_commands_show_the_past(standin: StandIn, stage: Stage, tmp_path: Path) 
         standin.device(0).set_processes([])
         exporter.until(lambda page: not page.state(holder.pid), "the end of the holding")
         ended = exporter.next_sample().time
-        exporter.until(lambda page: (page.value("storage_newest_timestamp_seconds") or 0) > ended, "the disk")
+        until_stored(exporter, ended)
         asked = check_past(holder.pid, then, path, {**standin.env(), **exporter.found}, tmp_path)
         empty = run("show", "--at=-0.1s", "--json", driver={**standin.env(), **exporter.found})
         assert json.loads(empty.stdout)["devices"][0]["holdings"] == []
@@ -284,27 +262,26 @@ def check_past(
     pid: int, then: float, path: str, driver: dict[str, str], directory: Path
 ) -> list[dict[str, object]]:
     """Check what the commands say of a moment in which the holder was there; return its holdings."""
-    table = run("show", "--at", str(then), path, driver=driver)
-    assert table.returncode == 0, table.stderr
-    assert "As it was at" in table.stdout
-    assert str(pid) in table.stdout
-    evidence = run("show", f"--at={then}", f"--why={pid}", path, driver=driver)
-    assert str(pid) in evidence.stdout
-    report = run("show", "--since", "-1h", path, driver=driver)
-    assert report.returncode == 0, report.stderr
-    assert "GIB-HOURS" in report.stdout
-    summed = json.loads(run("show", "--since", "-1h", "--json", path, driver=driver).stdout)
-    (owner,) = summed["owners"]
+
+    def said(*arguments: str) -> str:
+        done = run(*arguments, path, driver=driver)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    table = said("show", "--at", str(then))
+    assert "As it was at" in table
+    assert str(pid) in table
+    assert str(pid) in said("show", f"--at={then}", f"--why={pid}")
+    assert "GIB-HOURS" in said("show", "--since", "-1h")
+    (owner,) = json.loads(said("show", "--since", "-1h", "--json"))["owners"]
     assert owner["highest"] == 8 * GIB
     assert owner["byte_seconds"] >= 0
     recording = directory / "incident.jsonl.gz"
-    captured = run("capture", str(recording), "--last", "1h", path, driver=driver)
-    assert captured.returncode == 0, captured.stderr
-    replayed = [device.processes for each in read_recording(recording) for device in each.devices]
-    assert any(replayed)
+    said("capture", str(recording), "--last", "1h")
+    assert any(device.processes for each in read_recording(recording) for device in each.devices)
     assert b"GPU-00000000-0000-0000-0000" not in gzip.decompress(recording.read_bytes()), "it is masked"
-    found: list[dict[str, object]] = json.loads(
-        run("show", f"--at={then}", "--json", path, driver=driver).stdout
-    )["devices"][0]["holdings"]
+    found: list[dict[str, object]] = json.loads(said("show", f"--at={then}", "--json"))["devices"][0][
+        "holdings"
+    ]
     assert [each["pid"] for each in found] == [pid]
     return found

@@ -17,7 +17,6 @@ from vramledger.views.table import render_table
 
 PAGE = (Path(__file__).parents[2] / "exporter" / "docs" / "COMMANDS.md").read_text(encoding="utf-8")
 
-
 MOMENT = 901
 """Readings of the bundled recording before the page's sample of the terminal: 30 minutes."""
 
@@ -28,42 +27,32 @@ def commands() -> dict[str, argparse.ArgumentParser]:
     return dict(action.choices)
 
 
+def strings_of(command: argparse.ArgumentParser) -> set[str]:
+    """Return the flags of a command, long and short."""
+    return {string for action in command._actions for string in action.option_strings}  # noqa: SLF001
+
+
 def flags(command: argparse.ArgumentParser) -> set[str]:
     """Return the long flags of a command; those of the collectors count as one."""
-    strings = {string for action in command._actions for string in action.option_strings}  # noqa: SLF001
-    named = {re.sub(r"^(--(?:no-)?collector\.).*", r"\1NAME", each) for each in strings}
+    named = {re.sub(r"^(--(?:no-)?collector\.).*", r"\1NAME", each) for each in strings_of(command)}
     return {each for each in named if each.startswith("--")} - {"--help"}
 
 
 @pytest.mark.parametrize("name", commands())
 def test_every_command_is_described(name: str) -> None:
-    """The table of commands has each command."""
+    """Each command is in the table of commands, and every flag of it on the page."""
     assert f"| `vramledger {name}" in PAGE
+    assert flags(commands()[name]) - set(re.findall(r"--[\w.-]*\w", PAGE)) == set()
 
 
-@pytest.mark.parametrize("name", commands())
-def test_every_flag_is_described(name: str) -> None:
-    """Every flag of every command is on the page."""
-    described = set(re.findall(r"--[\w.-]*\w", PAGE))
-
-    assert flags(commands()[name]) - described == set()
-
-
-def test_every_collector_is_described() -> None:
-    """The table of flags names each collector, by the name that its flag has."""
-    (row,) = re.findall(r"^\| `--collector\.NAME`.*$", PAGE, re.MULTILINE)
-    strings = {string for action in commands()["serve"]._actions for string in action.option_strings}  # noqa: SLF001
-    collectors = {each.removeprefix("--collector.") for each in strings if each.startswith("--collector.")}
-
+def test_the_table_of_flags_is_true() -> None:
+    """Every flag in it exists, and it names each collector, by the name that its flag has."""
+    table = PAGE[PAGE.index("| flag |") : PAGE.index("## `show`")]
+    known = set().union(*map(flags, commands().values()))
+    assert set(re.findall(r"`(--[\w.-]*\w)`", table)) - known == set()
+    (row,) = re.findall(r"^\| `--collector\.NAME`.*$", table, re.MULTILINE)
+    collectors = {each.partition("--collector.")[2] for each in strings_of(commands()["serve"])} - {""}
     assert collectors == set(re.findall(r"`(\w+)`", row))
-
-
-def test_no_flag_is_made_up() -> None:
-    """Every flag in the table of flags exists."""
-    flags_table = PAGE[PAGE.index("| flag |") : PAGE.index("## `show`")]
-    known = set().union(*(flags(command) for command in commands().values()))
-
-    assert set(re.findall(r"`(--[\w.-]*\w)`", flags_table)) - known == set()
 
 
 def test_the_sample_of_the_terminal_is_real() -> None:
@@ -75,16 +64,13 @@ def test_the_sample_of_the_terminal_is_real() -> None:
     lines = render_table(snapshot).splitlines()
     last = lines[next(index for index, line in enumerate(lines) if line.startswith("GPU 2")) :]
     sample = "".join(f"    {line}".rstrip() + "\n" for line in last)
-
     assert sample in PAGE
 
 
 ROOT = Path(__file__).parents[2]
 
-
 _CODE = re.compile(r"^ {4,}\S.*$|^```.*?^```$|(?<!`)`[^`]+`(?!`)", re.MULTILINE | re.DOTALL)
 """Indented lines, fenced blocks and code spans."""
-
 
 _LINE = re.compile(rf"(?<![\w/.-])vramledger ({'|'.join(commands())})\b([^`|;\n]*)")
 
@@ -105,10 +91,7 @@ def command_lines(text: str) -> list[tuple[str, str]]:
 
 def test_every_flag_of_a_command_line_exists() -> None:
     """The command takes each flag that a document gives it."""
-    known = {
-        name: {string for action in command._actions for string in action.option_strings}  # noqa: SLF001
-        for name, command in commands().items()
-    }
+    known = {name: strings_of(command) for name, command in commands().items()}
     lines = {path: command_lines(path.read_text(encoding="utf-8")) for path in documents()}
     for path, name, rest in [(path, *line) for path, found in lines.items() for line in found]:
         own, _, _ = rest.partition(" -- ")  # what follows is another program's
@@ -118,11 +101,9 @@ def test_every_flag_of_a_command_line_exists() -> None:
 
 def test_the_documents_have_command_lines() -> None:
     """The search finds command lines in code, also after sudo or kubectl and in a block, and not in prose."""
-    assert command_lines("A vramledger end is prose; `sudo -u x vramledger end --yes` is code.") == [
-        ("end", " --yes")
-    ]
-    assert command_lines(
-        "    kubectl exec x -- vramledger doctor \\\n        --path.rootfs=/host  # why"
-    ) == [("doctor", "          --path.rootfs=/host ")]
+    ended = "A vramledger end is prose; `sudo -u x vramledger end --yes` is code."
+    assert command_lines(ended) == [("end", " --yes")]
+    block = "    kubectl exec x -- vramledger doctor \\\n        --path.rootfs=/host  # why"
+    assert command_lines(block) == [("doctor", "          --path.rootfs=/host ")]
     found = [line for path in documents() for line in command_lines(path.read_text(encoding="utf-8"))]
     assert {name for name, _ in found} == set(commands())

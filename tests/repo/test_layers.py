@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -16,26 +15,19 @@ SOURCES = Path(__file__).parents[2] / "exporter"
 
 LAYERS = [
     # From the top to the bottom. A module may import from its own package and from those below it.
-    "__main__",
-    "cli",
-    "kubernetes.command",
-    "slurm.command",
-    "commands",
-    "serving",
-    "storage",
-    "web",
-    "metrics",
-    "sampling",
-    "agent_server",
-    "views",
-    "verdicts",
-    "accounting",
-    "readers",
-    "config",
-    "model",
-    "rate_limit",
-    "logs",
-    "errors",
+    *(
+        "__main__",
+        "cli",
+        "kubernetes.command",
+        "slurm.command",
+        "commands",
+        "serving",
+        "storage",
+        "web",
+        "metrics",
+    ),
+    *("sampling", "agent_server", "views", "verdicts", "accounting", "readers", "config", "model"),
+    *("rate_limit", "logs", "errors"),
 ]
 
 ROOMS = {"kubernetes": "readers", "slurm": "readers"}
@@ -46,16 +38,8 @@ AGENT = "vramledger_agent"
 
 TOOLS = [
     # Its parts that a user's process never loads, in the same order. The exporter may import them.
-    "__main__",
-    "cli",
-    "commands.run",
-    "commands.attach",
-    "commands.snapshot",
-    "commands.parser",
-    "torch_snapshots",
-    "client",
-    "printable",
-    "errors",
+    *("__main__", "cli", "commands.run", "commands.attach", "commands.snapshot", "commands.parser"),
+    *("torch_snapshots", "client", "printable", "errors"),
 ]
 
 PROTOCOL = "vramledger_agent.protocol"
@@ -68,9 +52,7 @@ ONLY_IN = {
     "pynvml": ["vramledger.readers.nvml.driver"],
     "psutil": ["vramledger.commands.end"],
     "prometheus_client": ["vramledger.metrics.exposition", "vramledger.web.*"],
-    "aiohttp": [
-        *("vramledger.web.*", "vramledger.serving.control_socket", "vramledger.kubernetes.command"),
-    ],
+    "aiohttp": [*("vramledger.web.*", "vramledger.serving.control_socket", "vramledger.kubernetes.command")],
     "bcrypt": ["vramledger.web.access.passwords"],
     "yaml": [
         "vramledger.commands.rules",
@@ -80,15 +62,13 @@ ONLY_IN = {
 }
 
 PROC_PATHS = [
-    "vramledger.config",
-    "vramledger.readers.hosts.*",
-    "vramledger.sampling.capabilities",
-    "vramledger.commands.doctor",
-    "vramledger_agent.commands.attach",
-    "vramledger_agent.client",
-    "vramledger_agent.frameworks.provider",
-    "vramledger_agent.isolation",
-    "vramledger_agent.program_errors",
+    *("vramledger.config", "vramledger.readers.hosts.*", "vramledger.sampling.capabilities"),
+    *("vramledger.commands.doctor", "vramledger_agent.commands.attach", "vramledger_agent.client"),
+    *(
+        "vramledger_agent.frameworks.provider",
+        "vramledger_agent.isolation",
+        "vramledger_agent.program_errors",
+    ),
 ]
 """Who may name a path in /proc: who reads it, who says where it is by default, who explains it.
 
@@ -141,19 +121,15 @@ def rank(module: str) -> int | None:
 @cache
 def imports(module: str) -> tuple[tuple[str, int], ...]:
     """Return everything that a module imports, as a dotted name and a line."""
-    return tuple(_imports(module))
-
-
-def _imports(module: str) -> Iterator[tuple[str, int]]:
+    found = []
     for node in code_of(module):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, node.lineno
+            found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module}:{node.lineno}: imports are absolute here"
-            for alias in node.names:
-                name = f"{node.module}.{alias.name}"
-                yield (name if name in MODULES else str(node.module)), node.lineno
+            names = [(f"{node.module}.{alias.name}", str(node.module)) for alias in node.names]
+            found += [(name if name in MODULES else whole, node.lineno) for name, whole in names]
+    return tuple(found)
 
 
 def own_imports(module: str) -> set[str]:
@@ -161,9 +137,9 @@ def own_imports(module: str) -> set[str]:
     return {name for name, _ in imports(module) if name in MODULES and name != module}
 
 
-def is_agent(module: str) -> bool:
-    """Say whether a module is of the agent's package."""
-    return module == AGENT or module.startswith(f"{AGENT}.")
+def is_agent(module: str, package: str = AGENT) -> bool:
+    """Say whether a module is of the agent's package, or of a part of it."""
+    return f"{module}.".startswith(f"{package}.")
 
 
 def tool_place(module: str) -> int | None:
@@ -174,14 +150,13 @@ def tool_place(module: str) -> int | None:
 
 def is_protocol(module: str) -> bool:
     """Say whether a module is shared by the agent and the exporter."""
-    return module == PROTOCOL or module.startswith(f"{PROTOCOL}.")
+    return is_agent(module, PROTOCOL)
 
 
 def test_imports_point_down() -> None:
     """A module's package is one of LAYERS, and the module imports nothing from above it."""
     exporter = [each for each in MODULES if each != "vramledger" and not is_agent(each)]
     assert [module for module in exporter if rank(module) is None] == [], "they have no place in LAYERS"
-
     wrong = []
     for module in exporter:
         for name in own_imports(module) - {"vramledger", AGENT}:
@@ -209,7 +184,6 @@ def test_library_stays_in_its_place() -> None:
         for name, line in imports(module)
         if (library := name.split(".")[0]) in ONLY_IN and not matches(module, ONLY_IN[library])
     ]
-
     assert strays == []
 
 
@@ -223,7 +197,6 @@ def test_proc_is_read_in_one_place() -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         if node.value == "/proc" or node.value.startswith("/proc/")
     ]
-
     assert named == []
 
 
@@ -253,7 +226,6 @@ def test_agent_imports_the_standard_library_alone() -> None:
         for name, line in imports(module)
         if not is_agent(name) and name.split(".")[0] not in sys.stdlib_module_names
     ]
-
     assert strays == []
 
 
@@ -281,5 +253,4 @@ def test_the_protocol_imports_nothing() -> None:
         for node in ast.walk(statement)
         if isinstance(node, ast.Import | ast.ImportFrom) and ast.unparse(node) != FUTURE
     ]
-
     assert strays == []

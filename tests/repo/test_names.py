@@ -17,7 +17,6 @@ def test_no_two_classes_share_a_name() -> None:
         for node in ast.walk(parsed(module)):
             if isinstance(node, ast.ClassDef):
                 classes[node.name.lstrip("_")].append(f"{module}:{node.lineno}")
-
     assert {name: places for name, places in classes.items() if len(places) > 1} == {}
 
 
@@ -31,7 +30,6 @@ def test_nobody_writes_the_private_fields_of_another() -> None:
         if node.attr.startswith("_") and not node.attr.startswith("__")
         if not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"})
     ]
-
     assert written == []
 
 
@@ -49,27 +47,19 @@ def test_no_function_is_named_with_a_verb_that_fits_anything() -> None:
         for node in ast.walk(parsed(module))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.strip("_") in BARE_VERBS
     ]
-
     assert bare == []
 
 
 AGENT = Path(__file__).parents[2] / "exporter" / "agent" / "vramledger_agent"
 
-
 BROAD = {"Exception", "BaseException"}
-
 
 CARED_FOR = {"belongs_to_program", "keep_or_count", "_is_ours"}
 """The functions that ask whose an exception is."""
 
-
 ELSEWHERE = {
-    "worker.py:_run_thread",
-    "requests.py:accept",
-    "requests.py:_respond",
-    "isolation.py:_answer",
-    "isolation.py:_pack_error",
-    "sitecustomize.py:<module>",
+    *("worker.py:_run_thread", "requests.py:accept", "requests.py:_respond"),
+    *("isolation.py:_answer", "isolation.py:_pack_error", "sitecustomize.py:<module>"),
 }
 """What runs on a thread or in a child of ours, where Python calls no handler of the program, or before it has
 one."""

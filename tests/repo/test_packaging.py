@@ -20,15 +20,11 @@ from vramledger import __version__
 ROOT = Path(__file__).parents[2]
 
 PACKAGE_CONTENT = {
-    # By suffix, the files that may be in each folder of the package; any other does not belong in a wheel.
-    ".html": "vramledger/web",
-    ".css": "vramledger/web",
-    ".js": "vramledger/web",
-    ".svg": "vramledger/web",
-    ".json": "vramledger/web",
+    **dict.fromkeys((".html", ".css", ".js", ".svg", ".json"), "vramledger/web"),
     ".gz": "vramledger/sampling/recordings",
     ".yml": "vramledger/alerts",
 }
+"""By suffix, the folder of the package for such files; any other does not belong in a wheel."""
 
 
 class Package(NamedTuple):
@@ -94,16 +90,16 @@ def shared_files(package: Package) -> set[str]:
 
 @BOTH
 def test_wheel_holds_the_package_alone(package: Package, dist: Path) -> None:
-    """A wheel has exactly its package's files, its manual page and completions, and its metadata."""
+    """A wheel has its package's files, also the demo's recording, manual page, completions and metadata."""
     with package.wheel(dist) as wheel:
         names = set(wheel.namelist())
         license_ = wheel.read(f"{package.name}-{__version__}.dist-info/licenses/LICENSE")
     metadata = {name for name in names if name.startswith(f"{package.name}-{__version__}.dist-info/")}
     command = f"{package.name}-{__version__}.data/scripts/{package.command}"
-
     rules = RULE_SOURCES if package.name == "vramledger" else set()
     assert names - metadata == source_files(package) | shared_files(package) | rules | {command}
     assert len(shared_files(package)) == 3
+    assert any(name.endswith(".jsonl.gz") for name in names) == (package is EXPORTER)
     assert license_ == (ROOT / "LICENSE").read_bytes()
 
 
@@ -116,17 +112,8 @@ def test_package_data_is_of_known_kinds(package: Package) -> None:
         for name in source_files(package)
         if not PurePosixPath(name).is_relative_to(places.get(PurePosixPath(name).suffix, "nowhere"))
     }
-
     assert strays == set()
     assert f"{package.name}/py.typed" in source_files(package)
-
-
-def test_demonstration_recording_is_installed(dist: Path) -> None:
-    """``--source=auto`` finds its recording in an installed package, without a checkout."""
-    with EXPORTER.wheel(dist) as wheel:
-        recordings = [name for name in wheel.namelist() if name.endswith(".jsonl.gz")]
-
-    assert {str(PurePosixPath(name).parent) for name in recordings} == {"vramledger/sampling/recordings"}
 
 
 @BOTH
@@ -153,7 +140,6 @@ def test_metadata_says_what_pip_needs(package: Package, dist: Path) -> None:
 def test_the_exporter_needs_the_agent_of_its_version() -> None:
     """Both are of one version, because the exporter imports from the agent's package."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-
     assert f'"vramledger-agent=={__version__}",' in text
 
 
@@ -163,7 +149,6 @@ def test_the_command_begins_in_a_shell(package: Package, dist: Path) -> None:
     with package.wheel(dist) as wheel:
         script = wheel.getinfo(f"{package.name}-{__version__}.data/scripts/{package.command}")
         content = wheel.read(script)
-
     assert content == (AGENT.project / "vramledger.sh").read_bytes()
     assert script.external_attr >> 16 & 0o111 == 0o111
 
@@ -188,6 +173,5 @@ def test_sdists_can_be_built_and_tested(dist: Path) -> None:
     names = contents(EXPORTER.sdist(dist))
     assert {"pyproject.toml", "LICENSE", "README.md", "CHANGELOG.md", "Makefile", ".ci/task"} <= names
     assert {"tests/conftest.py", "exporter/vramledger/__init__.py", "exporter/agent/pyproject.toml"} <= names
-
     names = contents(AGENT.sdist(dist))
     assert {"pyproject.toml", "LICENSE", "README.md", "vramledger_agent/__init__.py"} <= names

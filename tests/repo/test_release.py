@@ -36,7 +36,6 @@ def test_every_version_is_the_packages() -> None:
     example = yaml.safe_load(
         (kubernetes / "kustomize/example/kustomization.yaml").read_text(encoding="utf-8")
     )
-
     assert re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", __version__)
     assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
     assert {image["newTag"] for image in example["images"]} == {__version__}
@@ -55,11 +54,8 @@ def test_change_log_has_its_form() -> None:
     assert None not in released
     assert versions == sorted(set(versions), reverse=True)
     assert dates == sorted(dates, reverse=True)
-    assert [
-        line
-        for line in lines
-        if line and not re.match(r"## |\* \[(CHANGE|FEATURE|ENHANCEMENT|BUGFIX)\] [\w, ]+: \S|  \S", line)
-    ] == []
+    entry = re.compile(r"## |\* \[(CHANGE|FEATURE|ENHANCEMENT|BUGFIX)\] [\w, ]+: \S|  \S")
+    assert [line for line in lines if line and not entry.match(line)] == []
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +132,6 @@ def test_the_image_installs_locked_packages_only() -> None:
     """Each package of the image has a version that pyproject.toml allows, and hashes; none is missing."""
     packages = locked("requirements.txt")
     versions = {name.partition("==")[0]: Version(name.partition("==")[2]) for name in packages}
-
     assert all(packages.values())
     assert all(locked("build-requirements.txt").values())
     for text in requires("vramledger") or []:
@@ -167,38 +162,20 @@ def test_nothing_is_released_while_nobody_is_named(tmp_path: Path) -> None:
         text = path.read_text(encoding="utf-8")
         assert before in text
         path.write_text(text.replace(before, after, 1), encoding="utf-8")
-        commit = [
-            "git",
-            "-c",
-            "user.name=t",
-            "-c",
-            "user.email=t@localhost",
-            "commit",
-            "--quiet",
-            "-am",
-            name,
-        ]
-        subprocess.run(commit, check=True, cwd=clone)
+        commit = ["commit", "--quiet", "-am", name]
+        subprocess.run(
+            ["git", "-c", "user.name=t", "-c", "user.email=t@localhost", *commit], check=True, cwd=clone
+        )
 
-    said = refused()
-    for name in (
-        "pyproject.toml: [project.urls]",
-        "pyproject.toml: maint",
-        "Chart.yaml: home",
-        "SECURITY.md:",
-    ):
-        assert name in said
-    fill(
-        "pyproject.toml",
-        "[project.scripts]",
-        '[project.urls]\nSource = "https://localhost/v"\n\n[project.scripts]',
-    )
+    said, project = refused(), "pyproject.toml"
+    missing = (f"{project}: [project.urls]", f"{project}: maint", "Chart.yaml: home", "SECURITY.md:")
+    assert [name for name in missing if name not in said] == []
+    scripts = "[project.scripts]"
+    fill(project, scripts, f'[project.urls]\nSource = "https://localhost/v"\n\n{scripts}')
     assert "pyproject.toml: [project.urls]" in refused()
     others = 'Issues = "https://localhost/i"\nChangelog = "https://localhost/c"\n'
-    fill("pyproject.toml", "[project.scripts]", f"{others}\n[project.scripts]")
-    fill(
-        "pyproject.toml", 'license = "', 'maintainers = [{ name = "m", email = "m@localhost" }]\nlicense = "'
-    )
+    fill(project, scripts, f"{others}\n{scripts}")
+    fill(project, 'license = "', 'maintainers = [{ name = "m", email = "m@localhost" }]\nlicense = "')
     assert "pyproject.toml" not in refused()
     fill("deploy/kubernetes/chart/Chart.yaml", "type:", "home: h\nsources: []\nmaintainers: []\ntype:")
     assert "Chart.yaml" not in refused()
@@ -226,19 +203,10 @@ def test_a_release_is_made_by_one_command_and_proves_its_origin(tmp_path: Path) 
     stem = f"vramledger-{__version__}"
 
     agent = f"vramledger_agent-{__version__}"
-    assert sorted(name.replace(stem, "*").replace(agent, "agent") for name in files) == [
-        "*-py3-none-any.whl",
-        "*-requirements.txt",
-        "*.cdx.json",
-        "*.provenance.json",
-        "*.tar.gz",
-        "*.tgz",
-        "SHA256SUMS",
-        "SHA256SUMS.sig",
-        "agent-py3-none-any.whl",
-        "agent.tar.gz",
-        "prometheusrule.yaml",
-    ]
+    assert {name.replace(stem, "*").replace(agent, "agent") for name in files} == {
+        *("*-py3-none-any.whl", "*.tar.gz", "*-requirements.txt", "*.cdx.json", "*.provenance.json", "*.tgz"),
+        *("agent-py3-none-any.whl", "agent.tar.gz", "prometheusrule.yaml", "SHA256SUMS", "SHA256SUMS.sig"),
+    }
     packages = [f"{each}{end}" for each in (stem, agent) for end in ("-py3-none-any.whl", ".tar.gz")]
     for name in (*packages, f"{stem}.cdx.json"):
         assert first[name] == files[name], name
@@ -251,17 +219,7 @@ def test_a_release_is_made_by_one_command_and_proves_its_origin(tmp_path: Path) 
 
     signers = tmp_path / "signers"
     signers.write_text(f'releases namespaces="vramledger-release" {key.with_suffix(".pub").read_text()}')
-    verify: list[str | Path] = [
-        "ssh-keygen",
-        "-Y",
-        "verify",
-        "-f",
-        signers,
-        "-I",
-        "releases",
-        "-n",
-        "vramledger-release",
-    ]
+    verify: list[str | Path] = ["ssh-keygen", "-Y", "verify", "-f", signers, "-I", "releases"]
     verify += ["-n", "vramledger-release", "-s", clone / "dist/SHA256SUMS.sig"]
     sums = ["sha256sum", "--check", "--quiet", "SHA256SUMS"]
     assert subprocess.run(verify, check=False, input=files["SHA256SUMS"], capture_output=True).returncode == 0

@@ -109,6 +109,13 @@ class Page:
         """Return how many samples have failed for a reason."""
         return self.value("sample_failures_total", reason=reason) or 0.0
 
+    @property
+    def failing(self) -> set[str]:
+        """The collectors that did not succeed."""
+        return {
+            dict(key)["collector"] for key, value in self.values("collector_success").items() if not value
+        }
+
     def ledger_series(self) -> dict[tuple[str, Labels], float]:
         """Return what a live scrape and a replay of its samples share: everything without a clock."""
         parts = "device_(up|info|memory_.*bytes|holders)|process_(memory_.*bytes|info)|processes_dropped"
@@ -396,3 +403,11 @@ def serving(
         ours = {path.name for path in SOURCES.rglob("*.py")}  # and libraries have nothing to complain about
         assert {entry["source"].partition(":")[0] for entry in entries(exporter.ended.log)} <= ours
         wait_until(lambda: not any(map(alive, exporter.samplers)), "the samplers to end")
+
+
+@contextmanager
+def sampling(*flags: str, driver: Mapping[str, str], wrapper: Sequence[str] = ()) -> Iterator[Exporter]:
+    """Run an exporter that samples fast, as :func:`serving` does, and wait for its data."""
+    with serving(*QUICK, *flags, driver=driver, wrapper=wrapper) as exporter:
+        exporter.until(lambda page: page.up, "data")
+        yield exporter

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from msgspec import structs
@@ -19,7 +20,13 @@ from tests.support.players.stage import Stage
 from tests.support.requirements import require_host_pid_namespace, require_root
 from tests.support.standin.library import GIB, Code, StandIn
 from vramledger.model.reading import HiddenHolder, Owner, ParentFacts
-from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State, UndividedBytes
+from vramledger.model.snapshot import (
+    DeviceSnapshot,
+    Holding,
+    Snapshot,
+    State,
+    UndividedBytes,
+)
 from vramledger.readers.hosts.hidden_holders import find_hidden_holders
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.nvml.hardware import RECOVERY_ACTIONS
@@ -36,6 +43,21 @@ from vramledger.verdicts.cleanliness import (
 )
 
 NOBODY: frozenset[str] = frozenset()
+NO_TOLERANCE, LIVE = CheckTolerance(), CheckTolerance(live=True)
+
+
+class Case(NamedTuple):
+    """The exit status for a host, what is allowed there, and what the line says."""
+
+    expected: int
+    shot: Snapshot
+    tolerance: CheckTolerance = NO_TOLERANCE
+    said: str = ""
+
+
+def owners(*names: str) -> CheckTolerance:
+    """Allow the processes of some owners."""
+    return CheckTolerance(owners=frozenset(names))
 
 
 def empty(unattributed: int = 0, *holdings: Holding) -> DeviceSnapshot:
@@ -43,99 +65,125 @@ def empty(unattributed: int = 0, *holdings: Holding) -> DeviceSnapshot:
     return device(0, holdings, unattributed=unattributed, hidden=())
 
 
-def status(shot: Snapshot, tolerance: CheckTolerance | None = None) -> int:
-    """Return the exit status for all devices."""
-    return overall_status(check_devices(shot, NOBODY, tolerance or CheckTolerance()))
+def host(*holdings: Holding, unattributed: int = 0, **changes: Any) -> Snapshot:  # noqa: ANN401 as in replace
+    """Make a host with one device, which was searched for hidden holders unless changed."""
+    return snapshot(replace(empty(unattributed, *holdings), **changes), processes=[process(7)])
 
 
-def test_an_empty_device_is_clean() -> None:
-    """A device without holders and leftovers is clean, and the line says no more."""
-    (verdict,) = check_devices(snapshot(empty()), NOBODY, CheckTolerance())
-
-    assert (verdict.status, verdict.line) == (CLEAN, f"GPU 0 {verdict.uuid}: clean")
-
-
-@pytest.mark.parametrize(("more", "expected"), [(0, CLEAN), (1, NOT_CLEAN)])
-def test_leftovers_count_beyond_the_limit_alone(more: int, expected: int) -> None:
-    """Leftovers at the limit are accepted, one byte more is not, whatever its state."""
-    half = MAX_LEFTOVER // 2
-
-    assert status(snapshot(empty(MAX_LEFTOVER + more))) == expected
-    for state in (State.DEAD, State.ZOMBIE, State.ORPHANED):
-        assert status(snapshot(empty(half, holding(7, half + more, state)))) == expected
+def held_by(size: int, command: str = "train.py", user: str = "ada", **changes: Any) -> Snapshot:  # noqa: ANN401
+    """Make a host with one holder, whose facts are changed."""
+    made = process(7, user=user, command=command)
+    assert made.facts is not None
+    known = replace(made, facts=structs.replace(made.facts, **changes))
+    return snapshot(empty(0, holding(7, size)), processes=[known])
 
 
-def test_a_leftover_is_named_with_its_evidence() -> None:
-    """The line says who, how much and why."""
-    orphan = holding(7, 2 * GIB, State.ORPHANED, why="its parent has ended")
-    (verdict,) = check_devices(snapshot(empty(0, orphan)), NOBODY, CheckTolerance())
+def mps(uid: int, user: str, size: int = 66 * MIB) -> Snapshot:
+    """Make a host with alice's MPS server, which the control daemon of another user has started."""
+    daemon = ParentFacts(
+        6, 1, "nvidia-cuda-mps", "x", init=False, uid=uid, user=user, program="nvidia-cuda-mps-control"
+    )
+    return held_by(size, "nvidia-cuda-mps-server", "alice", parent=daemon)
 
-    said = "orphaned pid 7 train.py of user ada holds 2.00 GiB (its parent has ended)"
-    assert verdict.line == f"GPU 0 {verdict.uuid}: NOT CLEAN: {said}"
+
+def shared(state: State) -> Snapshot:
+    """Make a host with bytes that an orphan shares with a holder in this state."""
+    both = [holding(7, 16 * MIB, State.ORPHANED), holding(8, 16 * MIB, state)]
+    divided = UndividedBytes(GIB, (7, 8), state, False, None)
+    return snapshot(device(0, both, unattributed=0, undivided=divided, hidden=()))
+
+
+HALF = MAX_LEFTOVER // 2
+LEFT = (State.DEAD, State.ZOMBIE, State.ORPHANED)
+ORPHAN = host(holding(7, 2 * GIB, State.ORPHANED, why="its parent has ended"))
+POD = held_by(MIB, owner=Owner("pod", "train-1"))
+GRAPHICS = replace(holding(7, 4 * MIB), kinds="G")
+HIDDEN = HiddenHolder(9, 900, "cuda", "python", "ann", (0,))
+CUDA, OPEN = host(hidden=(HIDDEN,)), host(hidden=(HIDDEN._replace(kind="unknown"),))
+MANAGED = host(holding(7, uncharged=managed(8 * GIB)), unattributed=9 * MIB)
+MANAGED_ORPHAN = host(holding(7, 16 * MIB, State.ORPHANED, uncharged=managed(GIB)))
+SERVER = "nvidia-cuda-mps-server"
+
+CASES = {
+    "nothing": Case(CLEAN, host(), said=": clean"),
+    "as much as the limit": Case(CLEAN, host(unattributed=MAX_LEFTOVER)),
+    "a byte above the limit": Case(NOT_CLEAN, host(unattributed=MAX_LEFTOVER + 1)),
+    **{
+        f"half of the limit {each}": Case(CLEAN, host(holding(7, HALF, each), unattributed=HALF))
+        for each in LEFT
+    },
+    **{
+        f"a byte more {each}": Case(NOT_CLEAN, host(holding(7, HALF + 1, each), unattributed=HALF))
+        for each in LEFT
+    },
+    "an orphan": Case(
+        NOT_CLEAN, ORPHAN, said="orphaned pid 7 train.py of user ada holds 2.00 GiB (its parent has ended)"
+    ),
+    "an orphan of an allowed owner": Case(
+        NOT_CLEAN, ORPHAN, CheckTolerance(live=True, owners=frozenset({"ada"}))
+    ),
+    "a pod's process is the pod's": Case(CLEAN, POD, owners("pod:train-1")),
+    "a pod's process is not its user's": Case(NOT_CLEAN, POD, owners("ada")),
+    "a display server": Case(CLEAN, host(GRAPHICS)),
+    "graphics with much memory": Case(NOT_CLEAN, host(replace(GRAPHICS, memory=2 * GIB))),
+    "graphics with CUDA": Case(NOT_CLEAN, host(replace(GRAPHICS, kinds="CG"))),
+    "graphics of unknown size": Case(NOT_CLEAN, host(replace(GRAPHICS, memory=None))),
+    "root's MPS server": Case(CLEAN, held_by(66 * MIB, SERVER, "root", uid=0)),
+    "a user's program of that name": Case(NOT_CLEAN, held_by(66 * MIB, SERVER, "root")),
+    "a server of root's daemon": Case(CLEAN, mps(0, "root")),
+    "a server of root's daemon with much": Case(NOT_CLEAN, mps(0, "root", MAX_LEFTOVER + 1)),
+    "a server of a user's daemon": Case(NOT_CLEAN, mps(990, "mps")),
+    "a server of an allowed daemon": Case(CLEAN, mps(990, "mps"), owners("mps")),
+    "a hidden program with CUDA": Case(NOT_CLEAN, CUDA, said="pid 9 python of user ann"),
+    "a hidden program that is allowed": Case(CLEAN, CUDA, owners("ann")),
+    "an open device file": Case(CLEAN, OPEN, said="pid 9 python of user ann"),
+    "an old driver's reserve": Case(
+        CLEAN, snapshot(device(0, reserved=None, unattributed=700 * MIB, hidden=())), said="not judged"
+    ),
+    "managed memory": Case(NOT_CLEAN, MANAGED, said="holds 8.50 GiB, 8.00 GiB of it uncharged"),
+    "managed memory of an allowed owner": Case(CLEAN, MANAGED, owners("ada")),
+    "managed memory of an orphan": Case(NOT_CLEAN, MANAGED_ORPHAN, LIVE),
+    "bytes of an orphan and a live one": Case(CLEAN, shared(State.ACTIVE), LIVE),
+    "bytes of two orphans": Case(NOT_CLEAN, shared(State.ORPHANED), LIVE),
+    "no driver": Case(CANNOT_TELL, failed("no-driver", "there is no driver")),
+    "another namespace": Case(CANNOT_TELL, replace(host(), host_pid_namespace=False)),
+    "an unknown namespace": Case(CANNOT_TELL, replace(host(), host_pid_namespace=None)),
+    "no answer": Case(CANNOT_TELL, host(up=False)),
+    "no ledger": Case(CANNOT_TELL, host(ledger=None)),
+    "a GPU that sleeps": Case(
+        CANNOT_TELL,
+        host(up=False, ledger=None, reading=empty().reading.without_data("asleep")),
+        said="asleep: it was not asked",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_what_is_clean(case: Case) -> None:
+    """Leftovers beyond the limit and holders who are not allowed are not clean; doubt is not called clean."""
+    verdicts = check_devices(case.shot, NOBODY, case.tolerance)
+    text = "\n".join(each.line for each in verdicts)
+    assert overall_status(verdicts) == case.expected
+    assert case.said in text
+    assert ("0.00 GiB" in text, "NOT CLEAN" in text) == (False, case.expected == NOT_CLEAN)
 
 
 @pytest.mark.parametrize("state", [State.ACTIVE, State.IDLE, State.STOPPED, State.UNKNOWN])
 def test_a_live_process_counts_unless_it_is_welcome(state: State) -> None:
     """A live process fails the check, unless all are allowed or its owner is."""
-    shot = snapshot(empty(0, holding(7, MIB, state)), processes=[process(7)])
-
-    assert status(shot) == NOT_CLEAN
-    assert status(shot, CheckTolerance(live=True)) == CLEAN
-    assert status(shot, CheckTolerance(owners=frozenset({"ada"}))) == CLEAN
-    assert status(shot, CheckTolerance(owners=frozenset({"user:ada"}))) == CLEAN
-    assert status(shot, CheckTolerance(owners=frozenset({"pod:ada", "bob"}))) == NOT_CLEAN
-
-
-def test_the_resolved_owner_is_the_one_that_counts() -> None:
-    """A pod's process belongs to the pod, whoever its user is."""
-    known = process(7)
-    assert known.facts is not None
-    known = replace(known, facts=structs.replace(known.facts, owner=Owner("pod", "train-1")))
-    shot = snapshot(empty(0, holding(7)), processes=[known])
-
-    assert status(shot, CheckTolerance(owners=frozenset({"pod:train-1"}))) == CLEAN
-    assert status(shot, CheckTolerance(owners=frozenset({"ada"}))) == NOT_CLEAN
-
-
-def test_welcome_processes_excuse_no_leftover() -> None:
-    """An orphan of an allowed owner is still a leftover."""
-    shot = snapshot(empty(0, holding(7, 2 * GIB, State.ORPHANED)))
-
-    assert status(shot, CheckTolerance(live=True, owners=frozenset({"ada"}))) == NOT_CLEAN
-
-
-@pytest.mark.parametrize(
-    ("kinds", "memory", "expected"),
-    [("G", 4 * MIB, CLEAN), ("G", 2 * GIB, NOT_CLEAN), ("CG", 4 * MIB, NOT_CLEAN), ("G", None, NOT_CLEAN)],
-)
-def test_a_display_server_is_no_holder(kinds: str, memory: int | None, expected: int) -> None:
-    """Graphics alone with less than any CUDA context belongs to the node; its bytes are not shown as 0."""
-    (verdict,) = check_devices(
-        snapshot(empty(0, replace(holding(7, memory), kinds=kinds))), NOBODY, CheckTolerance()
-    )
-
-    assert verdict.status == expected
-    assert "0.00 GiB" not in verdict.line
-
-
-def test_a_gpu_that_sleeps_is_not_known() -> None:
-    """What a sleeping GPU holds is not known: it is neither clean nor unclean, and the reason says so."""
-    one = replace(empty(), up=False, ledger=None)
-    asleep = replace(one, reading=one.reading.without_data("asleep"))
-    (verdict,) = check_devices(snapshot(asleep), NOBODY, CheckTolerance())
-    assert verdict.status == CANNOT_TELL
-    assert "asleep: it was not asked" in verdict.line
+    for tolerance in (LIVE, owners("ada"), owners("user:ada")):
+        assert overall_status(check_devices(host(holding(7, MIB, state)), NOBODY, tolerance)) == CLEAN
+    for tolerance in (NO_TOLERANCE, owners("pod:ada", "bob")):
+        assert overall_status(check_devices(host(holding(7, MIB, state)), NOBODY, tolerance)) == NOT_CLEAN
 
 
 @pytest.mark.parametrize("action", RECOVERY_ACTIONS)
 def test_a_gpu_that_the_driver_wants_recovered_is_not_clean(action: str) -> None:
     """Whatever else the driver answers, only a GPU that needs nothing is clean; the reason names the step."""
-    one = empty()
-    one = replace(
-        one, reading=structs.replace(one.reading, hardware={"device_recovery_action": {action: 1.0}})
+    hardware = {"device_recovery_action": {action: 1.0}}
+    (verdict,) = check_devices(
+        host(reading=structs.replace(empty().reading, hardware=hardware)), NOBODY, LIVE
     )
-    (verdict,) = check_devices(snapshot(one), NOBODY, CheckTolerance(live=True))
-
     assert verdict.status == (CLEAN if action == "none" else NOT_CLEAN)
     assert (f"asks for {action}" in verdict.line) == (action != "none")
 
@@ -146,8 +194,7 @@ def test_an_instance_of_a_gpu_that_must_be_reset_is_not_clean() -> None:
     refusing = structs.replace(whole.reading, divided=True, reset_required=True, words="GPU requires reset")
     instance = structs.replace(part.reading, parent=whole.reading.uuid)
     shot = snapshot(replace(whole, reading=refusing, ledger=None), replace(part, reading=instance))
-    (verdict,) = check_devices(shot, NOBODY, CheckTolerance())
-
+    (verdict,) = check_devices(shot, NOBODY, NO_TOLERANCE)
     assert (verdict.uuid, verdict.status) == (instance.uuid, NOT_CLEAN)
     assert "GPU requires reset" in verdict.line
 
@@ -159,74 +206,27 @@ def test_a_gpu_that_refuses_until_it_is_reset_is_not_clean(standin: StandIn, ref
     """One query refused with "GPU requires reset" is enough, with memory and process lists or without."""
     standin.fail(refused, Code.RESET_REQUIRED)
     done = run("check", "--wait=100ms", driver=standin.env())
-
     assert done.returncode == NOT_CLEAN, done.stderr
     assert "refuses queries (GPU requires restart)" in done.stdout  # pynvml's words for code 16
 
 
-def test_an_idle_mps_server_is_no_holder() -> None:
-    """Root's MPS server with its 66 MiB belongs to the node; a user's program with that name does not."""
-    server = process(7, user="root", command="nvidia-cuda-mps-server")
-    assert server.facts is not None
-    one = empty(0, holding(7, 66 * MIB))
-    root = replace(server, facts=structs.replace(server.facts, uid=0))
-
-    assert status(snapshot(one, processes=[root])) == CLEAN
-    assert status(snapshot(one, processes=[server])) == NOT_CLEAN
-
-
-def test_an_mps_server_belongs_to_whoever_runs_its_daemon() -> None:
-    """A server has its client's user: the daemon's user decides whether it is the node's, or is allowed."""
-    server = process(7, user="alice", command="nvidia-cuda-mps-server")
-    assert server.facts is not None
-    one = empty(0, holding(7, 66 * MIB))
-
-    def started_by(uid: int, user: str, size: int = 66 * MIB) -> Snapshot:
-        control = ParentFacts(
-            6, 1, "nvidia-cuda-mps", "x", init=False, uid=uid, user=user, program="nvidia-cuda-mps-control"
-        )
-        assert server.facts is not None
-        known = replace(server, facts=structs.replace(server.facts, parent=control))
-        return snapshot(replace(one, holdings=(holding(7, size),)), processes=[known])
-
-    assert status(started_by(0, "root")) == CLEAN
-    assert status(started_by(0, "root", MAX_LEFTOVER + 1)) == NOT_CLEAN
-    assert status(started_by(990, "mps")) == NOT_CLEAN
-    assert status(started_by(990, "mps"), CheckTolerance(owners=frozenset({"mps"}))) == CLEAN
-
-
-@pytest.mark.parametrize(("kind", "expected"), [("cuda", NOT_CLEAN), ("unknown", CLEAN)])
-def test_a_hidden_holder_counts_when_cuda_is_loaded(kind: str, expected: int) -> None:
-    """A program with CUDA loaded may take memory at any moment; an open file alone is only a remark."""
-    hidden = HiddenHolder(9, 900, kind, "python", "ann", (0,))
-    shot = snapshot(replace(empty(), hidden=(hidden,)))
-
-    assert status(shot) == expected
-    assert "pid 9 python of user ann" in check_devices(shot, NOBODY, CheckTolerance())[0].line
-    assert status(shot, CheckTolerance(owners=frozenset({"ann"}))) == CLEAN
-
-
 @pytest.mark.parametrize(
-    ("extent", "found"),
-    [
-        (SearchExtent(complete=False, unreadable=0), None),  # cut short
-        (SearchExtent(complete=True, unreadable=3), ()),
-        (SearchExtent(complete=True, unreadable=0), None),  # no number of a device file
-    ],
+    ("complete", "unreadable", "found"),
+    [(False, 0, None), (True, 3, ()), (True, 0, None)],
+    ids=["cut short", "unreadable", "no number of a device file"],
 )
 def test_what_was_not_searched_is_not_called_clean(
-    extent: SearchExtent, found: tuple[HiddenHolder, ...] | None
+    complete: bool, unreadable: int, found: tuple[HiddenHolder, ...] | None
 ) -> None:
     """Where a hidden holder was not looked for, nobody can tell, unless live processes are allowed."""
-    shot = snapshot(replace(empty(), hidden=found))
-    (verdict,) = check_devices(shot, NOBODY, CheckTolerance(), search=extent)
-    (allowed,) = check_devices(shot, NOBODY, CheckTolerance(live=True), search=extent)
-
+    extent, shot = SearchExtent(complete, unreadable), snapshot(replace(empty(), hidden=found))
+    (verdict,) = check_devices(shot, NOBODY, NO_TOLERANCE, search=extent)
+    (allowed,) = check_devices(shot, NOBODY, LIVE, search=extent)
     assert (verdict.status, verdict.searched) == (CANNOT_TELL, False)
     assert "hidden holder" in verdict.line
     assert allowed.status == CLEAN
     dirty = replace(shot, devices=(replace(empty(0, holding(7)), hidden=found),))
-    assert check_devices(dirty, NOBODY, CheckTolerance(), search=extent)[0].status == NOT_CLEAN
+    assert check_devices(dirty, NOBODY, NO_TOLERANCE, search=extent)[0].status == NOT_CLEAN
 
 
 def divided(*instances: DeviceSnapshot, **changes: object) -> Snapshot:
@@ -246,11 +246,10 @@ def test_a_divided_gpu_is_its_instances() -> None:
     """By its UUID or index all of its instances are checked, by an instance's UUID that one alone."""
     shot = divided(empty(), empty(0, holding(7, 10 * GIB)))
     uuid = shot.devices[0].key[1]
-
     for wanted in (NOBODY, frozenset({uuid}), frozenset({"0"})):
-        verdicts = check_devices(shot, wanted, CheckTolerance())
+        verdicts = check_devices(shot, wanted, NO_TOLERANCE)
         assert [(each.uuid, each.status) for each in verdicts] == [("MIG-0", CLEAN), ("MIG-1", NOT_CLEAN)]
-    (one,) = check_devices(shot, frozenset({"MIG-0"}), CheckTolerance())
+    (one,) = check_devices(shot, frozenset({"MIG-0"}), NO_TOLERANCE)
     assert one.status == CLEAN
 
 
@@ -267,18 +266,16 @@ def test_a_divided_gpu_is_its_instances() -> None:
 def test_a_divided_gpu_whose_instances_are_not_known(shot: Snapshot) -> None:
     """Without an instance, or where the driver did not name all of them, nobody can tell."""
     for wanted in (NOBODY, frozenset({shot.devices[0].key[1]}), frozenset({"0"})):
-        assert overall_status(check_devices(shot, wanted, CheckTolerance())) == CANNOT_TELL
+        assert overall_status(check_devices(shot, wanted, NO_TOLERANCE)) == CANNOT_TELL
 
 
 def test_a_hidden_holder_of_a_divided_gpu_may_be_on_any_instance() -> None:
     """It uses the device file of the whole GPU: it makes no instance dirty, and none is called clean."""
-    hidden = HiddenHolder(9, 900, "cuda", "python", "ann", (0,))
-    shot = divided(replace(empty(), hidden=(hidden,)))
+    shot = divided(replace(empty(), hidden=(HIDDEN,)))
     extent = SearchExtent(complete=True, unreadable=0)
-
-    (verdict,) = check_devices(shot, NOBODY, CheckTolerance(), search=extent)
+    (verdict,) = check_devices(shot, NOBODY, NO_TOLERANCE, search=extent)
     assert (verdict.status, "pid 9" in verdict.line) == (CANNOT_TELL, True)
-    (welcome,) = check_devices(shot, NOBODY, CheckTolerance(owners=frozenset({"ann"})), search=extent)
+    (welcome,) = check_devices(shot, NOBODY, owners("ann"), search=extent)
     assert welcome.status == CLEAN
 
 
@@ -288,78 +285,22 @@ def test_no_device_is_no_answer() -> None:
     assert leftovers([]).verdict == "cannot-tell"
 
 
-def test_an_old_driver_s_reserve_is_no_leftover() -> None:
-    """Where the driver's reserve counts as unattributed, unattributed is not judged, and the line says so."""
-    shot = snapshot(device(0, reserved=None, unattributed=700 * MIB, hidden=()))
-
-    assert status(shot) == CLEAN
-    assert "not judged" in check_devices(shot, NOBODY, CheckTolerance())[0].line
-
-
-def test_managed_memory_of_a_live_owner_is_not_a_leftover() -> None:
-    """8 GiB of managed memory count as their holder's: alone they refuse, an allowed owner is clean."""
-    live = empty(9 * MIB, holding(7, uncharged=managed(8 * GIB)))
-
-    (refused,) = check_devices(snapshot(live), NOBODY, CheckTolerance())
-    assert refused.status == NOT_CLEAN
-    assert "holds 8.50 GiB, 8.00 GiB of it uncharged" in refused.line
-    assert "unattributed" not in refused.line
-    assert status(snapshot(live), CheckTolerance(owners=frozenset({"ada"}))) == CLEAN
-
-
-def test_managed_memory_of_the_dead_counts_as_theirs() -> None:
-    """A small orphan with much managed memory is a leftover beyond the limit."""
-    orphan = holding(7, 16 * MIB, State.ORPHANED, uncharged=managed(GIB))
-
-    assert status(snapshot(empty(0, orphan)), CheckTolerance(live=True)) == NOT_CLEAN
-
-
-@pytest.mark.parametrize(("state", "expected"), [(State.ACTIVE, CLEAN), (State.ORPHANED, NOT_CLEAN)])
-def test_bytes_of_several_holders(state: State, expected: int) -> None:
-    """Bytes that one of several holders has are a leftover only if every one of them is a leftover."""
-    both = [holding(7, 16 * MIB, State.ORPHANED), holding(8, 16 * MIB, state)]
-    shared = UndividedBytes(GIB, (7, 8), state, False, None)
-
-    assert (
-        status(
-            snapshot(device(0, both, unattributed=0, undivided=shared, hidden=())), CheckTolerance(live=True)
-        )
-        == expected
-    )
-
-
-def test_what_cannot_be_told() -> None:
-    """No driver, another namespace, no answer, no ledger, no such GPU: neither clean nor not clean."""
-    fine = snapshot(empty())
-    lost = replace(empty(), up=False)
-    for shot in (
-        failed("no-driver", "there is no driver"),
-        replace(fine, host_pid_namespace=False),
-        replace(fine, host_pid_namespace=None),
-        snapshot(lost),
-        snapshot(replace(empty(), ledger=None)),
-    ):
-        assert status(shot) == CANNOT_TELL
-    (verdict,) = check_devices(fine, frozenset({"7"}), CheckTolerance())
-    assert (verdict.status, verdict.line) == (CANNOT_TELL, "GPU 7: cannot tell: the driver lists no such GPU")
-
-
 def test_only_the_wanted_devices_are_judged() -> None:
     """A device is chosen by index, UUID or device file; of several devices a certain result counts first."""
     dirty = device(1, [holding(7)], hidden=())
     dirty = replace(dirty, reading=structs.replace(dirty.reading, minor=5))
     shot = snapshot(empty(), dirty)
 
-    by_file = check_devices(shot, frozenset({"/dev/nvidia5"}), CheckTolerance())
+    by_file = check_devices(shot, frozenset({"/dev/nvidia5"}), NO_TOLERANCE)
     assert [(each.gpu, each.status) for each in by_file] == [("1", NOT_CLEAN)]
     for name in ("/dev/nvidia1", "/dev/nvidiaNone", "nvidia5", "5"):
-        (missing,) = check_devices(shot, frozenset({name}), CheckTolerance())
+        (missing,) = check_devices(shot, frozenset({name}), NO_TOLERANCE)
         assert missing.status == CANNOT_TELL
 
-    assert [each.gpu for each in check_devices(shot, frozenset({"0"}), CheckTolerance())] == ["0"]
-    assert [each.gpu for each in check_devices(shot, frozenset({dirty.key[1]}), CheckTolerance())] == ["1"]
-    assert overall_status(check_devices(shot, frozenset({"0", "1", "9"}), CheckTolerance())) == NOT_CLEAN
-    assert overall_status(check_devices(shot, frozenset({"0", "9"}), CheckTolerance())) == CANNOT_TELL
+    assert [each.gpu for each in check_devices(shot, frozenset({"0"}), NO_TOLERANCE)] == ["0"]
+    assert [each.gpu for each in check_devices(shot, frozenset({dirty.key[1]}), NO_TOLERANCE)] == ["1"]
+    assert overall_status(check_devices(shot, frozenset({"0", "1", "9"}), NO_TOLERANCE)) == NOT_CLEAN
+    assert overall_status(check_devices(shot, frozenset({"0", "9"}), NO_TOLERANCE)) == CANNOT_TELL
 
 
 # --- the command -------------------------------------------------------------------------------------
@@ -370,10 +311,8 @@ def test_the_command_finds_a_live_process(standin: StandIn, stage: Stage) -> Non
     require_host_pid_namespace()
     pid = stage.start().pid
     standin.device(0).set_processes([(pid, GIB)])
-
     done = run("check", "--wait=100ms", "--json", driver=standin.env())
     welcome = run("check", "--wait=100ms", "--allow-live", driver=standin.env())
-
     said = json.loads(done.stdout)
     assert (done.returncode, said["verdict"], said["exit_status"]) == (NOT_CLEAN, "not-clean", NOT_CLEAN)
     (reason,) = said["devices"][0]["reasons"]
@@ -416,46 +355,12 @@ def test_the_command_finds_an_empty_device_clean(standin: StandIn) -> None:
     assert len(dead.stdout.splitlines()) == 1
 
 
-def test_the_command_checks_the_instances_of_a_divided_gpu(standin: StandIn, stage: Stage) -> None:
-    """Given the GPU's own UUID, the command finds what is held on an instance, and an empty one is clean."""
-    require_host_pid_namespace()
-    first, second = standin.device(0).divide("3g.71gb", "3g.71gb")
-    second.set_processes([(stage.start().pid, 10 * GIB)])
-    uuid = standin.device(0).uuid
-    done = run("check", "--wait=100ms", "--json", f"--gpu={uuid}", driver=standin.env())
-    whole = run("check", "--wait=100ms", driver=standin.env())
-
-    said = json.loads(done.stdout)
-    assert done.returncode == said["exit_status"] == NOT_CLEAN
-    verdicts = {each["uuid"]: each["verdict"] for each in said["devices"]}
-    assert verdicts.keys() == {first.uuid, second.uuid}
-    assert (verdicts[first.uuid], verdicts[second.uuid]) != ("clean", "clean")
-    assert whole.returncode == NOT_CLEAN
-    assert len(whole.stdout.splitlines()) == 2
-
-
-def test_the_command_blames_a_compute_instance_for_its_own_holders(standin: StandIn, stage: Stage) -> None:
-    """What a sibling holds in the memory that they share is not a leftover of an empty compute instance."""
-    require_host_pid_namespace()
-    full, empty_one = standin.device(0).divide("1c.3g.71gb", "2c.3g.71gb")
-    for each in (full, empty_one):
-        each.set_memory(used=10 * GIB)
-    full.set_processes([(stage.start().pid, 10 * GIB)])
-    done = run("check", "--wait=100ms", "--json", driver=standin.env())
-
-    verdicts = {each["uuid"]: each for each in json.loads(done.stdout)["devices"]}
-    assert verdicts[full.uuid]["verdict"] == "not-clean"
-    assert verdicts[empty_one.uuid]["verdict"] != "not-clean"
-    assert "unattributed" not in {each["kind"] for each in verdicts[empty_one.uuid]["reasons"]}
-
-
 def test_a_clean_gpu_beside_a_dirty_one_was_searched(standin: StandIn, stage: Stage) -> None:
     """Each GPU that is called clean was searched for hidden holders, whatever is found on another one."""
     require_host_pid_namespace()
     standin.device_count = 2
     standin.device(0).set_processes([(stage.start().pid, GIB)])
     done = run("check", "--wait=100ms", "--json", driver=standin.env())
-
     dirty, other = json.loads(done.stdout)["devices"]
     assert dirty["verdict"] == "not-clean"
     assert (other["verdict"], other["searched_hidden"]) in {("clean", True), ("cannot-tell", False)}
@@ -465,7 +370,6 @@ def test_the_command_cannot_tell_without_a_driver(standin: StandIn) -> None:
     """If the driver does not work it prints one line and ends with 3."""
     standin.driver_error = Code.DRIVER_NOT_LOADED
     done = run("check", driver=standin.env())
-
     assert done.returncode == CANNOT_TELL
     assert len(done.stdout.splitlines()) == 1
     assert "cannot tell" in done.stdout
@@ -483,7 +387,6 @@ def test_one_search_finds_who_has_the_device_open(tmp_path: Path, stage: Stage) 
     arguments = (Host(Path("/proc")), {os.getpid()})
     found = find_hidden_holders(*arguments, set(), devices=str(tmp_path / "nvidia"))
     listed = find_hidden_holders(*arguments, {pid}, devices=str(tmp_path / "nvidia"))
-
     assert found is not None
     assert [(holder.pid, holder.minors) for holder in found[0]] == [(pid, (3,))]
     assert listed is not None

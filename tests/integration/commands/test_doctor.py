@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.support.exporter import QUICK, no_driver, run, serving
+from tests.support.exporter import QUICK, no_driver, run, sampling, serving
 from tests.support.requirements import require_root
 from tests.support.standin.library import StandIn
 from vramledger.agent_server.discovery import NO_SOCKET, ExporterStatus, RunningExporter, find_exporters
@@ -18,8 +18,7 @@ from vramledger.commands.doctor import ExporterContact, _exporter, _is_exporter,
 
 def test_an_exporter_that_answers_is_found(standin: StandIn) -> None:
     """An exporter that commands reach is in order, and since when it has watched is said."""
-    with serving(*QUICK, driver=standin.env()) as exporter:
-        exporter.until(lambda page: page.up, "data")
+    with sampling(driver=standin.env()) as exporter:
         done = run("doctor", driver={**standin.env(), **exporter.found})
     path = exporter.found["VRAMLEDGER_CONTROL_SOCKET"]
     assert f"ok    exporter {path}: commands ask it, and has watched since 20" in done.stdout
@@ -27,8 +26,7 @@ def test_an_exporter_that_answers_is_found(standin: StandIn) -> None:
 
 def test_an_exporter_elsewhere_is_found(standin: StandIn) -> None:
     """An exporter whose sockets are elsewhere is a gap; the remedies name its own sockets."""
-    with serving(*QUICK, driver=standin.env()) as exporter:
-        exporter.until(lambda page: page.up, "data")
+    with sampling(driver=standin.env()) as exporter:
         pid = exporter.process.pid
         done = run("doctor", "--agent.socket=/nowhere-else", driver=standin.env())
     path = exporter.found["VRAMLEDGER_CONTROL_SOCKET"]
@@ -51,8 +49,7 @@ def test_the_agents_of_the_exporter_that_was_asked(standin: StandIn) -> None:
 
 def test_an_exporter_without_agents(standin: StandIn) -> None:
     """With ``--no-collector.agent`` nothing lacks: the limit says which flag brings the agents back."""
-    with serving(*QUICK, "--no-collector.agent", driver=standin.env()) as exporter:
-        exporter.until(lambda page: page.up, "data")
+    with sampling("--no-collector.agent", driver=standin.env()) as exporter:
         done = run("doctor", driver={**standin.env(), **exporter.found})
     assert "agents /" not in done.stdout
     assert "no agent reports from a program; never fires: " in done.stdout
@@ -140,6 +137,5 @@ def test_a_proposed_command_is_one_command() -> None:
     nowhere = ExporterStatus(Path("/run/agents"), NO_SOCKET)
     contact = ExporterContact(Path("/run/control"), "no exporter answers", None, nowhere, (found,))
     text = findings_text(list(_exporter(contact)))
-
     assert "--control.socket='/tmp/$(id)' to" in text
     assert "VRAMLEDGER_AGENT_SOCKET='/tmp/a;id'" in text

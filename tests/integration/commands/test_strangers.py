@@ -48,7 +48,6 @@ def test_no_text_controls_a_terminal(text: str) -> None:
         write_plain(text)
         patch.setattr("sys.stdout", coloured := StringIO())
         write_plain(text, controls=(CLEAR, "\x1b[31m"))
-
     assert controls(out.getvalue()) == []
     assert controls(coloured.getvalue().replace(CLEAR, "").replace("\x1b[31m", "")) == []
     assert len(out.getvalue()) == len(text)
@@ -119,7 +118,6 @@ def test_a_refusal_controls_no_terminal(tmp_path: Path, hostile_exporter: socket
     with ThreadPoolExecutor(1) as pool:
         pool.submit(answer)
         done = run("reclaim", "7", f"--agent.socket={tmp_path / 'agent.sock'}", driver={})
-
     assert (done.returncode, controls(done.stderr)) == (1, [])
     assert "done" in done.stderr
 
@@ -163,7 +161,6 @@ def test_a_recordings_texts_control_no_terminal(tmp_path: Path, place: str) -> N
     }
     path.write_text(texts[place] + "\n", encoding="utf-8")
     done = run("show", f"--source=replay:{path}", driver={})
-
     assert done.returncode == 1
     assert (controls(done.stdout), controls(done.stderr)) == ([], [])
 

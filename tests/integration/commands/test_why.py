@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -14,18 +15,26 @@ from tests.support.exporter import run
 from tests.support.players.stage import Stage
 from tests.support.standin.library import GIB, StandIn
 from vramledger.model.reading import Owner, ParentFacts, PodLabels, ProcessRow
-from vramledger.model.snapshot import State
+from vramledger.model.snapshot import Holding, Snapshot, State
 from vramledger.views.evidence import evidence_json, evidence_lines
 from vramledger.views.hidden_names import public_view
 
 
-def test_every_fact_is_told() -> None:
-    """Each fact that a verdict may depend on is in the text, with the parent now and the first parent."""
+def seen(held: Holding, **changes: Any) -> Snapshot:  # noqa: ANN401 as in replace
+    """Make a host with a holder whose facts have changed since they were first read."""
     known = process(7)
     assert known.facts is not None
-    first = known.facts
-    now = structs.replace(
-        first,
+    shot = snapshot(
+        device(0, [held]),
+        processes=[replace(known, facts=structs.replace(known.facts, **changes), first=known.facts)],
+    )
+    return replace(shot, rows={7: ProcessRow(7, 700, "S", 1, 6, 7, 0, 3)})
+
+
+def test_every_fact_is_told() -> None:
+    """Each fact that a verdict may depend on is in the text, with the parent now and the first parent."""
+    shot = seen(
+        holding(7, 512 * MIB, State.ORPHANED, why="its parent has ended"),
         owner=Owner("slurm", "job-42"),
         parent=ParentFacts(1, 0, "systemd", "systemd", init=True),
         signs=("LOCAL_RANK",),
@@ -35,12 +44,6 @@ def test_every_fact_is_told() -> None:
         cgroup=("0::/system.slice/x.service",),
         denied=("environ",),
     )
-    shot = snapshot(
-        device(0, [holding(7, 512 * MIB, State.ORPHANED, why="its parent has ended")]),
-        processes=[replace(known, facts=now, first=first)],
-    )
-    shot = replace(shot, rows={7: ProcessRow(7, 700, "S", 1, 6, 7, 0, 3)})
-
     text = "\n".join(evidence_lines(shot, 7))
 
     for fact in (
@@ -56,7 +59,6 @@ def test_every_fact_is_told() -> None:
 def test_what_is_not_known_is_said_and_not_made_up() -> None:
     """A dead holder has its state and no facts; a pid that holds nothing has no evidence at all."""
     shot = snapshot(device(0, [holding(7, state=State.DEAD)]), processes=[])
-
     text = "\n".join(evidence_lines(shot, 7))
     assert "in /proc       nothing" in text
     assert "facts          none" in text
@@ -67,59 +69,38 @@ def test_nothing_steers_the_terminal() -> None:
     """Control characters in a process's names do not reach the terminal."""
     known = process(7, command="a\x1b[2Jb\n")
     shot = snapshot(device(0, [holding(7)]), processes=[known])
-
     assert all(line.isprintable() for line in evidence_lines(shot, 7))
 
 
 def test_the_evidence_as_json_is_the_same_evidence() -> None:
     """The JSON has each fact of the holder under its own name, and null for what is not known."""
-    known = process(7)
-    assert known.facts is not None
-    now = structs.replace(
-        known.facts, parent=None, signs=("LOCAL_RANK",), settings=(("CUDA_VISIBLE_DEVICES", "0"),)
-    )
-    shot = snapshot(
-        device(0, [holding(7, None, State.ORPHANED)]),
-        processes=[replace(known, facts=now, first=known.facts)],
-    )
-    shot = replace(shot, rows={7: ProcessRow(7, 700, "S", 1, 6, 7, 0, 3)})
-
+    settings = {"CUDA_VISIBLE_DEVICES": "0"}
+    orphan = holding(7, None, State.ORPHANED)
+    shot = seen(orphan, parent=None, signs=("LOCAL_RANK",), settings=tuple(settings.items()))
     said = json.loads(json.dumps(evidence_json(shot, 7)))
     (held,) = said["holdings"]
     assert (held["gpu"], held["state"], held["memory"]) == (0, "orphaned", None)
     assert (said["row"]["ppid"], said["row"]["threads"]) == (1, 3)
     assert (said["facts"]["parent"], said["first_parent"]["command"]) == (None, "bash")
-    assert (said["facts"]["signs"], said["facts"]["settings"]) == (
-        ["LOCAL_RANK"],
-        {"CUDA_VISIBLE_DEVICES": "0"},
-    )
+    assert (said["facts"]["signs"], said["facts"]["settings"]) == (["LOCAL_RANK"], settings)
     dead = json.loads(json.dumps(evidence_json(snapshot(device(0, [holding(7, state=State.DEAD)])), 7)))
     assert (dead["row"], dead["facts"], dead["first_parent"]) == (None, None, None)
     assert evidence_json(shot, 8) is None
 
 
-def test_the_command_tells_why_as_json(standin: StandIn, stage: Stage) -> None:
-    """With --json the evidence is one JSON document a sample, and a pid that holds nothing is an error."""
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_the_command_tells_why(standin: StandIn, stage: Stage, flags: tuple[str, ...]) -> None:
+    """A holder's evidence is text or one JSON document; a pid that holds nothing is one line and status 1."""
     pid = stage.start().pid
     standin.device(0).set_processes([(pid, GIB)])
-    done = run("show", f"--why={pid}", "--json", driver=standin.env())
-    none = run("show", f"--why={os.getpid()}", "--json", driver=standin.env())
-
-    said = json.loads(done.stdout)
-    assert (done.returncode, said["pid"], said["facts"]["pid"]) == (0, pid, pid)
-    assert said["row"]["ppid"] == os.getpid()
-    assert (none.returncode, none.stdout, len(none.stderr.splitlines())) == (1, "", 1)
-
-
-def test_the_command_tells_why(standin: StandIn, stage: Stage) -> None:
-    """The command prints a holder's evidence; for a pid that holds nothing, one line and status 1."""
-    pid = stage.start().pid
-    standin.device(0).set_processes([(pid, GIB)])
-    done = run("show", f"--why={pid}", driver=standin.env())
-    none = run("show", f"--why={os.getpid()}", driver=standin.env())
-
+    done = run("show", f"--why={pid}", *flags, driver=standin.env())
+    none = run("show", f"--why={os.getpid()}", *flags, driver=standin.env())
     assert done.returncode == 0, done.stderr
-    assert f"parent now     pid {os.getpid()}" in done.stdout
+    if flags:
+        said = json.loads(done.stdout)
+        assert (said["pid"], said["facts"]["pid"], said["row"]["ppid"]) == (pid, pid, os.getpid())
+    else:
+        assert f"parent now     pid {os.getpid()}" in done.stdout
     assert (none.returncode, none.stdout, len(none.stderr.splitlines())) == (1, "", 1)
 
 
@@ -140,13 +121,7 @@ def test_labels_of_its_pod_are_told(
     labels: tuple[PodLabels, ...], told: str | None, known: dict[str, str] | None
 ) -> None:
     """The labels of the holder's pod are shown to everybody; there is no line where they are not known."""
-    owner = Owner("pod", "ml/train-0", "ml", "train-0")
-    made = process(7)
-    assert made.facts is not None
-    facts = structs.replace(made.facts, owner=owner)
-    shot = snapshot(device(0, [holding(7)]), processes=[replace(made, facts=facts, first=facts)])
-    shot = replace(shot, pods=labels)
-
+    shot = replace(seen(holding(7), owner=Owner("pod", "ml/train-0", "ml", "train-0")), pods=labels)
     for each in (shot, public_view(shot, 4711)):
         text = "\n".join(evidence_lines(each, 7))
         found = evidence_json(each, 7)

@@ -1,4 +1,4 @@
-"""A wrong argument of any command is one line that says what is wrong; tests/e2e tries two in a process."""
+"""A wrong argument of any command is one line that says what is wrong; tests/e2e tries some in a process."""
 
 from __future__ import annotations
 
@@ -46,10 +46,7 @@ WRONG = {
     "labels of nothing": ([*PODS, "--pods.labels="], "is not the name of a label"),
     "all labels": ([*PODS, "--pods.labels=*"], "is not the name of a label"),
     "a long label": ([*PODS, f"--pods.labels={'a' * 64}"], "is not the name of a label"),
-    "many labels": (
-        [*PODS, f"--pods.labels={','.join('abcdefghijklmnopqrstu')}"],
-        "21 labels are too many",
-    ),
+    "many labels": ([*PODS, f"--pods.labels={','.join('abcdefghijklmnopqrstu')}"], "21 labels are too many"),
     "a kubelet of a path": (
         [*PODS, "--pods.labels=a", "--pods.kubelet=a/b"],
         "is not the address of a kubelet",

@@ -35,7 +35,6 @@ def config(profile: str) -> dict[str, Any]:
 def test_profiles(profile: str, exporters: set[str]) -> None:
     """Each profile starts its exporters, with flags that they accept, and the three other programs."""
     services = config(profile)["services"]
-
     past = {"past"} if profile == "demo" else set()
     assert set(services) == exporters | past | {"prometheus", "alertmanager", "grafana"}
     for name in exporters:
@@ -47,15 +46,11 @@ def test_everything_mounted_exists(profile: str) -> None:
     """The mounted files of the repository exist."""
     services = config(profile)["services"]
     repository = COMPOSE.parents[1]
-    mounted = [
-        Path(volume["source"])
-        for service in services.values()
-        for volume in service.get("volumes", ())
-        if volume["type"] == "bind" and Path(volume["source"]).is_relative_to(repository)
-    ]
-
-    assert mounted
-    assert [path for path in mounted if not path.exists()] == []
+    volumes = [volume for service in services.values() for volume in service.get("volumes", ())]
+    mounted = [Path(each["source"]) for each in volumes if each["type"] == "bind"]
+    ours = [path for path in mounted if path.is_relative_to(repository)]
+    assert ours
+    assert [path for path in ours if not path.exists()] == []
 
 
 @pytest.mark.parametrize("profile", ["gpu", "demo"])
@@ -70,7 +65,6 @@ def test_alerts_link_to_where_the_exporter_can_be_reached(profile: str) -> None:
         for port in service.get("ports", ())
         if port["target"] == 10839
     ]
-
     assert relabelling["target_label"] == "instance"
     assert published == [(scraped["dns_sd_configs"][0]["names"], relabelling["replacement"])]
 
@@ -83,7 +77,6 @@ def test_prometheus_configuration() -> None:
     )  # fmt: skip
     made = yaml.safe_load((COMPOSE / "prometheus/prometheus.yml").read_text(encoding="utf-8"))
     (pattern,) = made["rule_files"]
-
     assert list((COMPOSE.parents[1] / "alerts").glob(pattern.rpartition("/")[2]))
 
 
@@ -92,7 +85,6 @@ def test_nobody_is_let_in_by_default(profile: str) -> None:
     """Only this machine reaches the ports, nobody knows a password of Grafana, or stops Prometheus."""
     services = config(profile)["services"]
     ports = [port for service in services.values() for port in service.get("ports", ())]
-
     assert {port["host_ip"] for port in ports} == {"127.0.0.1"}
     assert services["grafana"]["environment"]["GF_SECURITY_ADMIN_PASSWORD"] == ""
     assert "GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION=true" in services["grafana"]["entrypoint"][-1]
@@ -110,9 +102,8 @@ def test_the_demo_has_a_past(tmp_path: Path) -> None:
         now = time.time()
 
         def figures(expr: str, days: float) -> dict[str, float]:
-            answer = engine.get(
-                "/api/v1/query", query=substitute_variables(expr), time=str(now - days * 86400)
-            )
+            moment = str(now - days * 86400)
+            answer = engine.get("/api/v1/query", query=substitute_variables(expr), time=moment)
             assert answer is not None
             found = answer["data"]["result"]
             return {each["metric"].get("owner", ""): float(each["value"][1]) for each in found}

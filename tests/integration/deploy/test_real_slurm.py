@@ -22,12 +22,8 @@ from tests.support.waiting import wait_until
 pytestmark = [pytest.mark.thorough, pytest.mark.waits, pytest.mark.timeout(300)]
 
 QUICK = "WAIT=15\nSETTLE=5\nGRACE=1\n"
-SHARED = Site(
-    devices=4,
-    gres="gpu:2,shard:8",
-    gres_conf="Name=gpu File=/dev/nvidia[2-3]\nName=shard Count=8",
-    settings=QUICK,
-)
+_GRES = "Name=gpu File=/dev/nvidia[2-3]\nName=shard Count=8"
+SHARED = Site(devices=4, gres="gpu:2,shard:8", gres_conf=_GRES, settings=QUICK)
 """Slurm manages /dev/nvidia2 and 3 of four GPUs, and shares them."""
 
 
@@ -41,11 +37,8 @@ def one(site: Site) -> Iterator[Cluster]:
 @pytest.mark.parametrize("proctrack", ["linuxproc", "pgid"])
 def test_survivors_without_cgroups(proctrack: str) -> None:
     """Where Slurm tracks processes without cgroups, an epilog ends what has left its step, and only that."""
-    options = {
-        "ProctrackType": f"proctrack/{proctrack}",
-        "TaskPlugin": "task/affinity",
-        "PrologFlags": "Alloc",
-    }
+    options = {"TaskPlugin": "task/affinity", "PrologFlags": "Alloc"}
+    options["ProctrackType"] = f"proctrack/{proctrack}"
     with one(replace(SHARED, options=options)) as cluster:
         other = cluster.submit("--gres=shard:1", hold="300 gpus=2", user="bob")
         holds(cluster, 1)
@@ -53,7 +46,7 @@ def test_survivors_without_cgroups(proctrack: str) -> None:
         hold = f"300 gpus=2 escape=yes term=ignore ready={ready}"
         job = cluster.submit("--gres=shard:1", command=f"HOLDER 300 HOLDS {hold.partition(' ')[2]}; true")
         cluster.wait_for(job, "COMPLETED")
-        wait_until(lambda: len(cluster.drivers["n1"].holders) == 1, "the epilog has ended the survivor")
+        wait_until(lambda: len(cluster.driver.holders) == 1, "the epilog has ended the survivor")
         assert cluster.state_of(other) == "RUNNING"
         cluster.run("scancel", str(other))
         cluster.wait_idle()
@@ -67,11 +60,11 @@ def test_a_survivor_outside_the_jobs_cgroup() -> None:
         command = f"HOLDER 300 HOLDS gpus=2 escape=yes term=ignore ready={ready}; sleep 3"
         job = cluster.submit("--gres=gpu:1", command=command)
         holds(cluster, 1)
-        (pid,) = cluster.drivers["n1"].holders
+        (pid,) = cluster.driver.holders
         Path("/sys/fs/cgroup/freezer/cgroup.procs").write_text(str(pid), encoding="ascii")
         cluster.wait_for(job, "COMPLETED")
         cluster.wait_idle()
-        assert cluster.drivers["n1"].holders == []
+        assert cluster.driver.holders == []
         assert (cluster.states(), cluster.reason()) == ({"n1": "IDLE"}, "")
 
 
@@ -83,7 +76,7 @@ def test_instances() -> None:
     ]
     minors = "gpu0/gi1/access 21\ngpu0/gi1/ci0/access 22\ngpu0/gi2/access 30\ngpu0/gi2/ci0/access 31\n"
     with one(Site(devices=1, gres="gpu:2", gres_conf="\n".join(lines), settings=QUICK)) as cluster:
-        cluster.drivers["n1"].standin.device(0).divide("3g.71gb", "3g.71gb")
+        cluster.driver.standin.device(0).divide("3g.71gb", "3g.71gb")
         cluster.write_mig_minors(minors)
         first = cluster.submit("--gres=gpu:1", hold="4 gpus=0 mig=0")
         holds(cluster, 1)
@@ -99,18 +92,9 @@ def test_instances() -> None:
 @pytest.mark.parametrize("version", ["older", "newer"])
 def test_slurmd_detects_the_gpus(version: str) -> None:
     """With AutoDetect a job is judged on its own GPU, also where device files and NVML count differently."""
-    detected = Site(
-        version=version,
-        devices=4,
-        gres="gpu:4",
-        gres_conf="AutoDetect=nvml",
-        autodetect=True,
-        constrained=True,
-        minors=(3, 2, 1, 0),
-        settings=QUICK,
-    )
-    with one(detected) as cluster:
-        driver = cluster.drivers["n1"]
+    site = Site(version=version, devices=4, gres="gpu:4", gres_conf="AutoDetect=nvml", settings=QUICK)
+    with one(replace(site, autodetect=True, constrained=True, minors=(3, 2, 1, 0))) as cluster:
+        driver = cluster.driver
         tries = "for n in 0 1 2 3; do (: 3<>/dev/nvidia$n) 2>&1 | grep -q permitted || echo $n; done"
         job = cluster.submit("--gres=gpu:1", command=f"{tries}; exec HOLDER 1 HOLDS gpus=0")
         assert cluster.wait_for(job, "COMPLETED", "FAILED") == "COMPLETED"
@@ -130,14 +114,9 @@ def test_slurmd_detects_the_gpus(version: str) -> None:
 @pytest.mark.parametrize(("version", "cgroup"), [("older", "v1"), ("newer", "v2")])
 def test_jobs_share_a_gpu_through_mps(version: str, cgroup: str) -> None:
     """The MPS server that root has started drains nothing, unless it holds much."""
-    mps = replace(
-        SHARED,
-        version=version,
-        cgroup=cgroup,
-        gres="gpu:2,mps:200",
-        gres_conf="Name=gpu File=/dev/nvidia[2-3]\nName=mps Count=200",
-    )
-    with one(mps) as cluster:
+    gres = "Name=gpu File=/dev/nvidia[2-3]\nName=mps Count=200"
+    site = replace(SHARED, version=version, cgroup=cgroup, gres="gpu:2,mps:200", gres_conf=gres)
+    with one(site) as cluster:
         server = start_mps(cluster, "alice")
         hold(cluster, server, 66 * 2**20)
         jobs = [
@@ -168,7 +147,7 @@ def start_mps(cluster: Cluster, user: str) -> int:
 def hold(cluster: Cluster, pid: int, size: int) -> None:
     """Let a process hold memory on GPU 2, whatever it does."""
     start = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-    place = cluster.drivers["n1"].directory / f"{pid}.hold"
+    place = cluster.driver.directory / f"{pid}.hold"
     fresh = place.with_suffix(".new")
     fresh.write_text(json.dumps({"pid": pid, "start": start, "gpus": [2], "bytes": size, "mig": None}))
     fresh.rename(place)
@@ -177,10 +156,10 @@ def hold(cluster: Cluster, pid: int, size: int) -> None:
 def test_a_health_check_of_slurmd() -> None:
     """The health check that slurmd itself runs drains a node whose driver is gone, and resumes it."""
     options = {"HealthCheckInterval": "3"}
-    with one(replace(SHARED, nodes=("n1",), options=options)) as cluster:
-        cluster.drivers["n1"].standin.driver_error = Code.DRIVER_NOT_LOADED
+    with one(replace(SHARED, options=options)) as cluster:
+        cluster.driver.standin.driver_error = Code.DRIVER_NOT_LOADED
         wait_until(lambda: cluster.reason().startswith("vram? "), "the node is drained", patience=60)
-        cluster.drivers["n1"].standin.driver_error = 0
+        cluster.driver.standin.driver_error = 0
         wait_until(lambda: cluster.states() == {"n1": "IDLE"}, "the node is resumed", patience=60)
 
 
@@ -207,7 +186,7 @@ def test_a_reboot_while_a_job_runs(script: str) -> None:
         cluster.signal("n1", signal.SIGKILL)
         cluster.stop("n1")
         daemons = [pid for pid in cluster.steps() if Path(f"/proc/{pid}/comm").read_text() == "slurmstepd\n"]
-        for pid in (*daemons, *cluster.drivers["n1"].holders):
+        for pid in (*daemons, *cluster.driver.holders):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         cluster.run("rm", "-rf", "/run/vramledger-slurm")
@@ -240,13 +219,13 @@ def shared(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 def cluster(shared: Cluster) -> Iterator[Cluster]:
     """Give the cluster with its node idle, its driver healthy and its GPUs free."""
     yield shared
-    shared.drivers["n1"].standin.driver_error = 0
-    shared.drivers["n1"].standin.release()
+    shared.driver.standin.driver_error = 0
+    shared.driver.standin.release()
     shared.cancel_all()
-    for pid in shared.drivers["n1"].holders:
+    for pid in shared.driver.holders:
         with suppress(ProcessLookupError):  # it is dead memory, or the job has just ended
             os.kill(pid, signal.SIGKILL)
-    shared.drivers["n1"].forget_dead()
+    shared.driver.forget_dead()
     shared.wait_idle()
     if shared.states()["n1"] != "IDLE":
         shared.resume()
@@ -255,7 +234,7 @@ def cluster(shared: Cluster) -> Iterator[Cluster]:
 
 def holds(cluster: Cluster, count: int) -> None:
     """Wait until this number of processes holds memory."""
-    wait_until(lambda: len(cluster.drivers["n1"].holders) == count, f"{count} holders")
+    wait_until(lambda: len(cluster.driver.holders) == count, f"{count} holders")
 
 
 def test_jobs_share_a_gpu(cluster: Cluster) -> None:
@@ -307,19 +286,9 @@ def test_the_exporter_shows_jobs_and_accounts(cluster: Cluster) -> None:
         cluster.wait_idle()
 
 
-def test_memory_on_gpus_that_slurm_does_not_manage(cluster: Cluster) -> None:
-    """Somebody's memory on GPU 0 and 1, which are not in gres.conf, does not concern a job on GPU 2."""
-    driver = cluster.drivers["n1"]
-    cluster.run("/usr/bin/python3", str(HOLDER), "1", str(driver.directory), "gpus=0,1", "dead=yes")
-    job = cluster.submit("--gres=gpu:1", hold="1 gpus=2")
-    assert cluster.wait_for(job, "COMPLETED", "FAILED") == "COMPLETED"
-    cluster.wait_idle()
-    assert cluster.states() == {"n1": "IDLE"}
-
-
 def test_a_leftover_on_the_jobs_gpu_drains(cluster: Cluster) -> None:
     """A leftover on GPU 2, which is Slurm's GPU 0, drains the node, and the job is requeued, not held."""
-    driver = cluster.drivers["n1"]
+    driver = cluster.driver
     cluster.run("/usr/bin/python3", str(HOLDER), "1", str(driver.directory), "gpus=2", "dead=yes", "gib=20")
     job = cluster.submit("--gres=gpu:1", hold="1 gpus=2")
     wait_until(cluster.reason, "the node is drained")
@@ -328,29 +297,9 @@ def test_a_leftover_on_the_jobs_gpu_drains(cluster: Cluster) -> None:
     assert "held" not in cluster.run("squeue", "-h", "-o", "%r", "-j", str(job)).lower()
 
 
-def test_the_epilog_drains_for_dead_memory(cluster: Cluster) -> None:
-    """Memory that a job leaves without a process drains the node."""
-    cluster.wait_for(cluster.submit("--gres=gpu:1", hold="1 gpus=2 gib=11 dead=yes"), "COMPLETED")
-    wait_until(cluster.reason, "the node is drained")
-    assert cluster.reason().startswith("vram GPU2 dead 11GiB")
-
-
-def test_a_persons_reason_stays(cluster: Cluster) -> None:
-    """A node that a person drained while a job ran keeps its reason, through the epilog and health checks."""
-    job = cluster.submit("--gres=gpu:1", hold="1 gpus=2 dead=yes")
-    cluster.wait_for(job, "RUNNING", "COMPLETED")
-    cluster.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=HW ticket 4711")
-    cluster.wait_idle()
-    cluster.drivers["n1"].standin.driver_error = Code.DRIVER_NOT_LOADED
-    health(cluster)
-    cluster.drivers["n1"].standin.driver_error = 0
-    health(cluster)
-    assert (cluster.states(), cluster.reason()) == ({"n1": "DRAINED"}, "HW ticket 4711")
-
-
 def test_a_driver_blip_is_undone(cluster: Cluster) -> None:
     """A node that was drained because the driver was gone comes back with it; an addition keeps it out."""
-    driver = cluster.drivers["n1"].standin
+    driver = cluster.driver.standin
     driver.driver_error = Code.DRIVER_NOT_LOADED
     health(cluster)
     assert cluster.reason().startswith("vram? ")
@@ -364,13 +313,6 @@ def test_a_driver_blip_is_undone(cluster: Cluster) -> None:
     cluster.run("scontrol", "update", "NodeName=n1", f"Reason={added}")
     health(cluster)
     assert (cluster.states(), cluster.reason()) == ({"n1": "DRAINED"}, added)
-
-
-def test_a_hang_is_drained_before_slurmd_gives_up(cluster: Cluster) -> None:
-    """A driver that hangs drains the node in the health check, in less time than slurmd waits."""
-    cluster.drivers["n1"].standin.hang("nvmlInitWithFlags")
-    health(cluster)
-    assert cluster.reason().startswith("vram? ")
 
 
 def test_a_cancelled_job_leaves_nothing(cluster: Cluster) -> None:

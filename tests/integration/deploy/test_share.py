@@ -21,7 +21,6 @@ def test_made_from_the_parser(tmp_path: Path) -> None:
     """The committed files are what ``make deploy`` writes now."""
     subprocess.run([sys.executable, ROOT / "deploy/share/make.py", tmp_path], check=True, timeout=60)
     made = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
-
     assert len(made) == 6
     for path, text in made.items():
         assert (ROOT / path).read_text() == text, f"{path} is stale; run: make deploy"
@@ -32,7 +31,6 @@ def test_manual_names_every_command(top: ArgumentParser) -> None:
     """The manual page has a section for every command of the program."""
     text = (SHARE[top.prog] / f"man/man1/{top.prog}.1").read_text(encoding="utf-8").replace("\\-", "-")
     (commands,) = (action.choices for action in top._actions if action.dest == "command")  # noqa: SLF001
-
     assert commands
     assert [name for name in commands if f".SS {top.prog} {name}\n" not in text] == []
 
@@ -59,5 +57,4 @@ def test_bash_completes(typed: list[str], offered: set[str]) -> None:
          SHARE[typed[0]] / f"bash-completion/completions/{typed[0]}", *typed],
         check=True, capture_output=True, text=True,
     )  # fmt: skip
-
     assert set(answer.stdout.split()) == offered

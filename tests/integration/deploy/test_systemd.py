@@ -32,6 +32,30 @@ def unit(tmp_path: Path, name: str = "vramledger.service") -> Path:
     return path
 
 
+def settings(name: str, pattern: str) -> list[str]:
+    """Return the values of a unit's settings whose names match."""
+    return re.findall(rf"^(?:{pattern})=(.*)$", (SYSTEMD / name).read_text(encoding="utf-8"), re.MULTILINE)
+
+
+SETTINGS = {
+    "the socket is the exporter's port": ("vramledger.socket", "ListenStream", [str(DEFAULT_PORT)]),
+    "containers see no new folder after a restart": (
+        "vramledger.service", "RuntimeDirectory(?:Preserve)?", ["vramledger", "yes"],
+    ),
+    "mail is delivered after the report has ended": ("vramledger-report.service", "KillMode", ["process"]),
+    "mail is delivered into a home": (
+        "vramledger-report.service", "(?:Protect|Private|NoNewPrivileges|Restrict).*", [],
+    ),
+    "no memory is writable and executable": ("vramledger.service", "MemoryDenyWriteExecute", ["yes"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "pattern", "values"), SETTINGS.values(), ids=SETTINGS)
+def test_unit_says(name: str, pattern: str, values: list[str]) -> None:
+    """A setting that no check of systemd's can miss."""
+    assert settings(name, pattern) == values
+
+
 def test_unit_is_understood(tmp_path: Path) -> None:
     """Systemd knows every setting of the services, of the socket and of the timer."""
     text = (SYSTEMD / "vramledger.socket").read_text(encoding="utf-8")
@@ -42,7 +66,6 @@ def test_unit_is_understood(tmp_path: Path) -> None:
          tmp_path / "vramledger.socket", SYSTEMD / "vramledger-report.timer"],
         check=False, capture_output=True, text=True,
     )  # fmt: skip
-
     assert (answer.returncode, answer.stderr) == (0, "")
 
 
@@ -66,11 +89,8 @@ def test_unit_stays_closed(tmp_path: Path) -> None:
 
 def test_unit_lets_it_give_up_its_rights() -> None:
     """The filter of system calls allows what the exporter needs to give up its capabilities."""
-    filters = re.findall(
-        r"^SystemCallFilter=(.*)$", (SYSTEMD / "vramledger.service").read_text(), re.MULTILINE
-    )
     allowed: set[str] = set()
-    for each in filters:
+    for each in settings("vramledger.service", "SystemCallFilter"):
         calls = set()
         for name in each.lstrip("~").split():
             calls |= system_calls(name)
@@ -81,8 +101,7 @@ def test_unit_lets_it_give_up_its_rights() -> None:
 
 def test_unit_lets_it_open_its_sockets() -> None:
     """The service may open every family of sockets that the exporter uses."""
-    unit = (SYSTEMD / "vramledger.service").read_text()
-    allowed = re.findall("^RestrictAddressFamilies=(.*)", unit, re.MULTILINE)
+    allowed = settings("vramledger.service", "RestrictAddressFamilies")
     code = "".join(file.read_text() for file in (SOURCES / "vramledger").rglob("*.py"))
     assert set(re.findall(r"socket\.(AF_\w+)", code)) == set(" ".join(allowed).split())
 
@@ -100,38 +119,13 @@ def system_calls(name: str) -> set[str]:
     return set().union(*(system_calls(each) for each in names))
 
 
-def test_the_mail_program_may_deliver() -> None:
-    """Exim delivers from within the unit: into a home, and after the report has ended."""
-    text = (SYSTEMD / "vramledger-report.service").read_text(encoding="utf-8")
-
-    assert "KillMode=process\n" in text
-    assert re.findall("^(?:Protect|Private|NoNewPrivileges|Restrict).*=", text, re.MULTILINE) == []
-
-
 def test_user_and_folder_are_understood(tmp_path: Path) -> None:
     """The user and the socket's folder are made as written, in a separate root."""
     (tmp_path / "etc").mkdir()
-    subprocess.run(
-        [require_tool("systemd-sysusers"), f"--root={tmp_path}", SYSTEMD / "vramledger.sysusers"], check=True
-    )
-
-    assert re.search(
-        r"^vramledger:.*:/usr/sbin/nologin$", (tmp_path / "etc/passwd").read_text(), re.MULTILINE
-    )
-
-
-def test_socket_has_the_exporters_port() -> None:
-    """The socket unit listens where the exporter would, so no scrape configuration changes."""
-    text = (SYSTEMD / "vramledger.socket").read_text(encoding="utf-8")
-
-    assert re.findall(r"^ListenStream=(.*)$", text, re.MULTILINE) == [str(DEFAULT_PORT)]
-
-
-def test_folder_outlives_a_restart() -> None:
-    """The folder stays when the service stops: containers that mount it would not see a new one."""
-    text = (SYSTEMD / "vramledger.service").read_text(encoding="utf-8")
-
-    assert re.findall(r"^RuntimeDirectory(?:Preserve)?=(.*)$", text, re.MULTILINE) == ["vramledger", "yes"]
+    program = str(require_tool("systemd-sysusers"))
+    subprocess.run([program, f"--root={tmp_path}", SYSTEMD / "vramledger.sysusers"], check=True)
+    users = (tmp_path / "etc/passwd").read_text()
+    assert re.search(r"^vramledger:.*:/usr/sbin/nologin$", users, re.MULTILINE)
 
 
 def test_installer_installs_and_removes_the_same() -> None:
@@ -139,7 +133,6 @@ def test_installer_installs_and_removes_the_same() -> None:
     text = (SYSTEMD / "install.sh").read_text(encoding="utf-8")
     removed = text[text.index("--uninstall |") : text.index(";;")]
     installed = re.findall(r"^install -Dm 644 \S+ (\S+)$", text, re.MULTILINE)
-
     assert len(installed) == 6
     assert [path for path in installed if path.strip('"') not in removed] == []
 
@@ -309,12 +302,9 @@ def test_the_installer_says_why_the_service_did_not_start(tmp_path: Path, python
 @pytest.mark.parametrize("way", ["PR_SET_MDWE", "filter"])
 def test_no_memory_is_writable_and_executable(standin: StandIn, way: str) -> None:
     """The service may have none; the exporter samples without it, by either way of systemd."""
-    text = (SYSTEMD / "vramledger.service").read_text(encoding="utf-8")
-    assert re.findall(r"^MemoryDenyWriteExecute=(.*)$", text, re.MULTILINE) == ["yes"]
     wrapper = (sys.executable, "-m", "tests.support.write_execute", way)
     environ = {**standin.env(), "PYTHONPATH": os.pathsep.join(map(str, (SOURCES, PROJECT)))}
     if (tried := subprocess.run([*wrapper, "true"], check=False, env={**os.environ, **environ})).returncode:
         do_without(f"this kernel does not know {way}: {tried.returncode}")
-
     with serving(*QUICK, driver=environ, wrapper=wrapper) as exporter:
         exporter.until(lambda page: page.up, "data")

@@ -22,14 +22,12 @@ from tests.support.secured import ALICE, USERS, serve_secured, trusting
 from tests.support.serving import served
 from tests.support.waiting import PATIENCE
 from vramledger.errors import StartupError
-from vramledger.kubernetes.api_client import ClusterError
 from vramledger.kubernetes.command import (
     CONDITION,
     MAX_ANSWER_BYTES,
     ExporterAddress,
     KubernetesNode,
     NodeJudge,
-    NodeMarks,
     Taint,
     ask_exporter,
     follow,
@@ -178,35 +176,6 @@ def test_a_refusal_is_tried_again(authority: tuple[Authority, Pair], tmp_path: P
                 assert OURS not in api.taints
                 api.refuse = 0
                 await until(lambda: OURS in api.taints)
-
-    asyncio.run(scenario())
-
-
-def test_a_renewed_token_is_used(authority: tuple[Authority, Pair], tmp_path: Path) -> None:
-    """The kubelet renews the token every hour; the next request has the new one."""
-
-    async def scenario() -> None:
-        account = write_account(tmp_path / "account", authority[0].pair, "expired")
-        async with serve_api(authority[1]) as api:
-            node = node_of(api, account)
-            with pytest.raises(ClusterError, match="401"):
-                await node.read()
-            write_account(account, authority[0].pair)
-            assert await node.read() == NodeMarks(tainted=False)
-
-    asyncio.run(scenario())
-
-
-def test_a_stranger_gets_no_token(authority: tuple[Authority, Pair], tmp_path: Path) -> None:
-    """A server that the cluster's authority has not signed gets no request."""
-
-    async def scenario() -> None:
-        stranger = Authority(tmp_path, "stranger")
-        account = write_account(tmp_path / "account", authority[0].pair)
-        async with serve_api(stranger.sign("apiserver")) as api:
-            with pytest.raises(ClusterError, match="certificate"):
-                await node_of(api, account).read()
-            assert api.asked == []
 
     asyncio.run(scenario())
 

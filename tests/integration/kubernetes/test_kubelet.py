@@ -49,8 +49,10 @@ def test_pods_and_their_devices(rootfs: Path) -> None:
         pod("dra-0", claim("gpu.nvidia.com", "gpu-3", "k8s.gpu.nvidia.com/claim=8a1b-gpu-3")),
         pod(
             "cdi-0",
-            claim("", "", f"nvidia.com/gpu={GPU}"),
-            claim("", "", "k8s.gpu.nvidia.com/claim=8a-gpu-1"),
+            *(
+                claim("", "", f"{each}")
+                for each in (f"nvidia.com/gpu={GPU}", "k8s.gpu.nvidia.com/claim=8a-gpu-1")
+            ),
         ),
         pod("web-0", devices("nvidia.com/rdma_shared", "mlx5_0"), devices("cpu.example/x", "1")),
         pod("net-0", claim("dra.net", "eth0", "example.com/nic=eth0")),
@@ -86,14 +88,10 @@ def test_a_node_with_many_pods(rootfs: Path) -> None:
 
 
 def test_an_older_kubelet_offers_nothing(rootfs: Path) -> None:
-    """Where GetAllocatableResources does not exist, the assigned devices are still reported."""
+    """Without GetAllocatableResources the assigned devices are still reported; a node may have none."""
     with kubelet(rootfs / SOCKET, List=lambda _: listed(pod("a", devices("nvidia.com/gpu", GPU)))):
         found = read_kubelet(rootfs)
     assert found == Scheduler("kubelet", (), (Grant("pod", "ml/a", (GPU,)),))
-
-
-def test_a_node_without_gpus(rootfs: Path) -> None:
-    """A kubelet without any device is reported, without grants."""
     with kubelet(
         rootfs / SOCKET, List=lambda _: listed(pod("a")), GetAllocatableResources=lambda _: allocatable()
     ):
@@ -203,10 +201,7 @@ def test_a_cut_message_is_noticed_or_shorter(cut: int) -> None:
 def prepared(**parts: Any) -> bytes:  # noqa: ANN401 JSON
     """Return a checkpoint of NVIDIA's DRA driver with prepared devices by version."""
     versions = {
-        version: {
-            "checksum": 1,
-            "preparedClaims": {f"claim-{number}": each for number, each in enumerate(claims)},
-        }
+        version: {"checksum": 1, "preparedClaims": {f"claim-{n}": each for n, each in enumerate(claims)}}
         for version, claims in parts.items()
     }
     return json.dumps({"checksum": 7, **versions}).encode()

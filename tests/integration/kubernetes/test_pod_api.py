@@ -137,27 +137,26 @@ def parsed(*pods: Any) -> Any:  # noqa: ANN401 also what is not a pod
     return parse_pods(pod_list(*pods), frozenset({"team", "metadata", "name"}))
 
 
-def test_pods_without_labels() -> None:
-    """A pod without any label is known to have none; an empty list is a list."""
-    assert parsed(listed_pod("a"), listed_pod("b", {})) == {("ml", "a"): {}, ("ml", "b"): {}}
-    assert parsed() == {}
+OLD, NEW = (
+    listed_pod("web-0", {"team": team}, made=f"2026-01-01T00:00:0{second}Z")
+    for second, team in ((0, "old"), (9, "new"))
+)
+READ = {
+    "a pod without any label has none": ([listed_pod("a"), listed_pod("b", {})], {"a": {}, "b": {}}),
+    "an empty list is a list": ([], {}),
+    "a label is called like a field": (
+        [listed_pod("a", {"metadata": "m", "name": "n", "items": ""})], {"a": {"metadata": "m", "name": "n"}},
+    ),
+    "of two pods with one name the newer counts": ([OLD, NEW], {"web-0": {"team": "new"}}),
+    "in any order": ([NEW, OLD], {"web-0": {"team": "new"}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("pods", "known"), READ.values(), ids=READ)
+def test_labels_of_a_list(pods: list[object], known: dict[str, dict[str, str]]) -> None:
+    """The list gives the wanted labels of each pod."""
+    assert parsed(*pods) == {("ml", name): labels for name, labels in known.items()}
     assert parse_pods(b'{"kind":"PodList","items":null}', frozenset()) == {}
-
-
-def test_labels_with_the_names_of_fields() -> None:
-    """A label may be called like a field of the list."""
-    labels = {"metadata": "m", "name": "n", "items": "i"}
-    assert parsed(listed_pod("a", labels)) == {("ml", "a"): {"metadata": "m", "name": "n"}}
-
-
-@pytest.mark.parametrize("backwards", [False, True])
-def test_of_two_pods_with_one_name_the_newer_counts(*, backwards: bool) -> None:
-    """While a pod of a StatefulSet ends, the next one of its name may be listed, in any order."""
-    pods = [
-        listed_pod("web-0", {"team": "old"}, made="2026-01-01T00:00:00Z"),
-        listed_pod("web-0", {"team": "new"}, made="2026-01-01T00:00:09Z"),
-    ]
-    assert parsed(*(reversed(pods) if backwards else pods)) == {("ml", "web-0"): {"team": "new"}}
 
 
 @pytest.mark.parametrize(
@@ -169,8 +168,8 @@ def test_of_two_pods_with_one_name_the_newer_counts(*, backwards: bool) -> None:
         [],
         {"metadata": None},
         {"metadata": []},
-        listed_pod("train-0", {"team": 7}),
         {"items": {}},
+        listed_pod("train-0", {"team": 7}),
     ],
 )
 def test_an_odd_pod_hides_no_other(odd: object) -> None:

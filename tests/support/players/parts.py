@@ -3,8 +3,9 @@
 import os
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from tests.support.players.stage import Player, Program, Stage, Step
 from tests.support.players.tree import Cast
@@ -13,19 +14,14 @@ from tests.support.requirements import require_namespaces, require_tool
 IN_A_SHELL = ("sh", "-c", '"$@"; true', "sh")
 """A wrapper: a shell that starts the command, and does not become it."""
 
-
 MAIN_PROCESS = ("sh", "-c", 'export SYSTEMD_EXEC_PID=$$; exec "$@"', "sh")
 """A wrapper that gives a service's main process the variable that systemd gives it."""
 
 
-def rank(number: int, store: int = 0) -> dict[str, str]:
+def rank(number: object, store: int = 0) -> dict[str, str]:
     """Return the variables that torchrun gives to a rank, with the port of its store."""
-    return {
-        "LOCAL_RANK": str(number),
-        "TORCHELASTIC_RUN_ID": "none",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "MASTER_PORT": str(store),
-    }
+    job = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(store)}
+    return {"LOCAL_RANK": str(number), **job}
 
 
 def ranks(launcher: Player, wrapper: Sequence[str] = ()) -> tuple[Player, ...]:
@@ -47,6 +43,48 @@ def ranks(launcher: Player, wrapper: Sequence[str] = ()) -> tuple[Player, ...]:
 def children(launcher: Player) -> tuple[Player, ...]:
     """Let a player start two programs as ``subprocess`` does."""
     return tuple(launcher.start() for _ in range(2))
+
+
+def at_a_prompt(stage: Stage) -> Player:
+    """Start a launcher as an interactive shell does: it leads its group, not its session."""
+    return stage.start(session=False)
+
+
+def spawned(launcher: Player) -> tuple[Player, ...]:
+    """Let a player start two workers by ``multiprocessing``."""
+    return launcher.fork_workers("spawn")
+
+
+def forked(launcher: Player) -> tuple[Player, ...]:
+    """Let a player fork two workers by ``multiprocessing``."""
+    return launcher.fork_workers("fork")
+
+
+def two_forks(master: Player) -> list[Player]:
+    """Let a player fork two programs."""
+    return [master.fork() for _ in range(2)]
+
+
+def two_of(
+    variables: Mapping[str, str], tie: Literal["", "socket"] = "", session: bool = False
+) -> Callable[[Player], list[Player]]:
+    """Return what lets a player start two programs with these variables; RANK in a value is the number."""
+
+    def work(launcher: Player) -> list[Player]:
+        envs = [{name: value.replace("RANK", each) for name, value in variables.items()} for each in "01"]
+        return [launcher.start(env=env, session=session, tie=tie) for env in envs]
+
+    return work
+
+
+def under_nohup(stage: Stage) -> Player:
+    """Start a launcher under nohup."""
+    return stage.start(("ignore", "SIGHUP"), session=False)
+
+
+def ray_workers(raylet: Player) -> list[Player]:
+    """Let a raylet start two workers."""
+    return two_of({"RAY_RAYLET_PID": str(raylet.pid)}, "socket", session=True)(raylet)
 
 
 def kernel(server: Player, number: int) -> Player:

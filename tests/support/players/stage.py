@@ -74,14 +74,7 @@ class Program:
 
 
 class Player:
-    """A process that obeys.
-
-    Attributes:
-        pid: in our PID namespace.
-        process: the same; psutil sends no signal to another process that has the pid later.
-        program: what the stage has started for it: itself, or a wrapper around it; None where another player
-            has started it.
-    """
+    """A process that obeys; ``program`` is it or its wrapper, None where another player has started it."""
 
     def __init__(self, stage: Stage, connection: socket.socket, program: Program | None = None) -> None:
         self._stage = stage
@@ -171,11 +164,7 @@ class Player:
 
 
 class Stage:
-    """A place for processes.
-
-    Attributes:
-        directory: for scripts, sockets and whatever else the processes need; it goes with the stage.
-    """
+    """A place for processes, with a directory for what they need."""
 
     def __init__(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="stage-"))  # short: a socket's path has 107 bytes
@@ -196,13 +185,7 @@ class Stage:
         return f"player-{next(self._roles)}"
 
     def command(self, role: str, *steps: Step, name: str = "") -> list[str]:
-        """Return the command of a player, for whoever starts it: a shell, a terminal, a script.
-
-        Args:
-            role: what :meth:`hear` calls it.
-            steps: what it does before it is heard.
-            name: what the kernel calls its program; Python's own name unless told otherwise.
-        """
+        """Return the command of a player, whom :meth:`hear` calls by its role, for whatever starts it."""
         program = Path(sys.executable)
         if name:
             program = self.directory / name
@@ -243,14 +226,9 @@ class Stage:
     ) -> Player:
         """Start a player and return it when it is there.
 
-        Args:
-            steps: what it does before it is heard.
-            name: what the kernel calls its program.
-            user: who it is, if not we.
-            wrapper: the command before its own, ``unshare`` for example.
-            env: variables besides ours.
-            session: it leads a session, as after a login; otherwise a process group, as at a prompt.
-            words: what else its command line says.
+        It does its steps before it is heard. ``name`` is what the kernel calls its program, ``wrapper`` the
+        command before its own, ``words`` what else its command line says. It leads a session, as at a login,
+        or a process group.
         """
         role = self.new_role()
         more: list[Step] = [] if session else [("lead_group",)]
@@ -262,13 +240,7 @@ class Stage:
         return player
 
     def crowd(self, count: int, files: int = 10, library: str = "") -> list[int]:
-        """Start that many sleeping processes, which do not play; return their pids.
-
-        Args:
-            count: how many.
-            files: how many files each has open.
-            library: what each maps; one of the driver's makes it a program that may use a GPU.
-        """
+        """Start that many sleeping processes with open files, which may map a library; return their pids."""
         found: list[int] = self.start().order("fork_sleepers", count, files, library)
         return found
 
@@ -340,11 +312,8 @@ class Stage:
 @contextmanager
 def _signals_as_in_a_login() -> Iterator[None]:
     """Undo what a test run under nohup, or in the background of a script, would hand down."""
-    ignored = [
-        each
-        for each in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
-        if signal.getsignal(each) is signal.SIG_IGN
-    ]
+    usual = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+    ignored = [each for each in usual if signal.getsignal(each) is signal.SIG_IGN]
     for each in ignored:
         signal.signal(each, signal.SIG_DFL)
     try:

@@ -1,9 +1,9 @@
 """What a process tree is: who is in it, whether it is healthy, and what must be said of it.
 
 A tree is a function of a :class:`Stage` below one of the decorators :func:`healthy`, :func:`leftover` and
-:func:`other`. It sets the tree up to the moment *before*, and returns the :class:`Cast`.
-:meth:`Cast.lose_launcher` takes the launcher away and returns in the moment *after*. The first line of the
-docstring, "Play SOMETHING.", says what the tree is.
+:func:`other`; a short one is a row of ``SHORT``. It sets the tree up to the moment *before*, and returns
+the :class:`Cast`. :meth:`Cast.lose_launcher` takes the launcher away and returns in the moment *after*. The
+first line of the docstring, "Play SOMETHING.", says what the tree is.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,17 +19,11 @@ from tests.support.waiting import wait_until
 
 @dataclass
 class Cast:
-    """Who plays in a tree.
-
-    Attributes:
-        holders: the processes that act as GPU holders.
-        launcher: the process that started them; None when the test does not end it (it has ended, or stays).
-        end: ends the launcher; None for a kill.
-    """
+    """Who plays in a tree."""
 
     holders: Sequence[Player]
-    launcher: Player | Program | psutil.Process | None = None
-    end: Callable[[], object] | None = None
+    launcher: Player | Program | psutil.Process | None = None  # None when the test does not end it
+    end: Callable[[], object] | None = None  # ends the launcher; None for a kill
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -78,19 +72,12 @@ Builder = Callable[[Stage], Cast]
 
 @dataclass(frozen=True)
 class Tree:
-    """A process tree.
+    """A process tree."""
 
-    Attributes:
-        build: sets it up.
-        kind: whether the holders are as they should be, were left behind, or neither.
-        watched: the verdict in the moment after, for who saw the moment before.
-        late: the verdict for who sees the moment after only.
-    """
-
-    build: Builder
+    build: Builder  # sets it up
     kind: Literal["healthy", "leftover", "other"]
-    watched: Verdict
-    late: Verdict
+    watched: Verdict  # in the moment after, for who saw the moment before
+    late: Verdict  # for who sees the moment after only
 
     @property
     def name(self) -> str:
@@ -124,10 +111,8 @@ def seems_left(late: str | None, watched: str | None = PARENT_ENDED) -> Callable
 def leftover(late: str | None, watched: str | None = PARENT_ENDED) -> Callable[[Builder], Tree]:
     """Declare a tree whose holders seem to be orphans once the launcher is gone, as far as can be inferred.
 
-    Args:
-        late: words of the evidence for who did not see the launcher; None where that cannot be known, and the
-            holders have to pass for alive.
-        watched: the same for who saw it.
+    The words are those of the evidence, for who did not see the launcher and for who did; None where that
+    cannot be known, and the holders have to pass for alive.
     """
     return lambda build: Tree(build, "leftover", *_inferred(watched, late))
 
@@ -140,6 +125,23 @@ def abandoned(build: Builder) -> Tree:
     """Declare a tree whose holders nobody can reach any more, as is proven, watched and late."""
     verdict = Verdict("orphaned", SEVERED, "proven")
     return Tree(build, "leftover", verdict, verdict)
+
+
+def declared(**rows: tuple[Callable[[Builder], Tree], str, Builder]) -> tuple[Tree, ...]:
+    """Declare short trees: for each name the decorator, what is played, and the function."""
+    for name, (_, what, build) in rows.items():
+        build.__name__, build.__doc__ = name, f"Play {what}."
+    return tuple(declare(build) for declare, _, build in rows.values())
+
+
+def launched(launch: Callable[[Stage], Player], work: Callable[[Player], Sequence[Player]]) -> Builder:
+    """Return what sets up a launcher, which the test ends, and whom it starts."""
+
+    def build(stage: Stage) -> Cast:
+        launcher = launch(stage)
+        return Cast(work(launcher), launcher)
+
+    return build
 
 
 def other(state: str, words: str) -> Callable[[Builder], Tree]:

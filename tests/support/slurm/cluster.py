@@ -76,35 +76,34 @@ exec sleep infinity
 
 @dataclass(frozen=True)
 class Site:
-    """How a cluster is configured.
+    """How a cluster is configured."""
 
-    Attributes:
-        version: ``older`` or ``newer``, as ``.ci/provision/slurm`` fetches them.
-        cgroup: ``v1`` or ``v2``; version 2 has no controllers here, which Slurm needs only to limit jobs.
-        nodes: their names.
-        devices: the GPUs that the driver of each node has.
-        gres: ``Gres=`` of each node.
-        gres_conf: the text of gres.conf.
-        options: further settings of slurm.conf; they replace those that are here.
-        settings: the text of the scripts' own file.
-        partitions: further partitions, each more important than the one before.
-        autodetect: slurmd asks the driver for the GPUs, through Slurm's own plugin for NVML.
-        constrained: a job can open only the device files of its own GPUs.
-        minors: the number of each GPU's device file, in NVML's order; by default NVML's index.
-    """
-
-    version: str = "older"
-    cgroup: str = "v1"
-    nodes: tuple[str, ...] = ("n1",)
-    devices: int = 2
-    gres: str = "gpu:2"
+    version: str = "older"  # or "newer", as ``.ci/provision/slurm`` fetches them
+    cgroup: str = "v1"  # or "v2", which has no controllers here: Slurm needs them only to limit jobs
+    devices: int = 2  # the GPUs that the driver of the node has
+    gres: str = "gpu:2"  # ``Gres=`` of the node
     gres_conf: str = "Name=gpu File=/dev/nvidia[0-1]"
-    options: Mapping[str, str] = field(default_factory=dict)
-    settings: str = ""
-    partitions: tuple[str, ...] = ()
-    autodetect: bool = False
-    constrained: bool = False
-    minors: tuple[int, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)  # of slurm.conf, in place of those that are here
+    settings: str = ""  # the text of the scripts' own file
+    partitions: tuple[str, ...] = ()  # further ones, each more important than the one before
+    autodetect: bool = False  # slurmd asks the driver for the GPUs, through Slurm's own plugin for NVML
+    constrained: bool = False  # a job can open only the device files of its own GPUs
+    minors: tuple[int, ...] = ()  # of each GPU's device file, in NVML's order; by default NVML's index
+
+
+SLURM_CONF = """\
+ClusterName=trial SlurmctldHost=localhost(127.0.0.1) SlurmUser=slurm AuthType=auth/munge CredType=cred/munge
+AuthInfo=socket=/run/munge/munge.socket.2 ProctrackType=proctrack/cgroup TaskPlugin=task/cgroup
+SelectType=select/cons_tres SelectTypeParameters=CR_Core GresTypes=gpu,shard,mps MpiDefault=none KillWait=2
+StateSaveLocation=/var/lib/slurm SlurmdSpoolDir={here}/spool-%n SlurmctldPidFile=/run/slurmctld.pid
+SlurmdPidFile=/run/slurmd-%n.pid SlurmctldLogFile={here}/log/slurmctld SlurmdLogFile={here}/log/slurmd-%n
+SlurmdDebug=verbose ReturnToService=1 SlurmdParameters=config_overrides
+SchedulerParameters=nohold_on_prolog_fail,sched_min_interval=100000,batch_sched_delay=0
+Prolog=/etc/slurm/vramledger/prolog.sh Epilog=/etc/slurm/vramledger/epilog.sh PrologFlags=Alloc,Contain
+PrologEpilogTimeout=120 HealthCheckProgram=/etc/slurm/vramledger/health.sh HealthCheckInterval=0
+HealthCheckNodeState=IDLE
+"""
+"""The settings, which become a line each."""
 
 
 def compile_library(output: Path) -> None:
@@ -115,10 +114,10 @@ def compile_library(output: Path) -> None:
 
 
 class Cluster:
-    """One slurmctld and its nodes; a context manager."""
+    """One slurmctld and the node ``n1``; a context manager."""
 
     def __init__(self, site: Site) -> None:
-        """Start the daemons, and wait until the nodes are idle."""
+        """Start the daemons, and wait until the node is idle."""
         require_root()
         require_host_pid_namespace()
         for tool in ("unshare", "nsenter", "ip", "mount"):
@@ -137,22 +136,19 @@ class Cluster:
         self.here.chmod(0o755)
         self.log = self.here / "log"
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
-        self.drivers: dict[str, NodeDriver] = {}
         self._holder: subprocess.Popen[str] | None = None
         try:
             library = build(self.here / "library")
-            for name in site.nodes:
-                driver = self.drivers[name] = NodeDriver(self.here / name, library, devices=site.devices)
-                for index, minor in enumerate(site.minors):
-                    driver.standin.device(index).set(minor=minor)
+            self.driver = NodeDriver(self.here / "n1", library, devices=site.devices)
+            for index, minor in enumerate(site.minors):
+                self.driver.standin.device(index).set(minor=minor)
             self._write_files(library)
             if site.cgroup == "v2":
                 compile_library(self.here / "cgroup_v2.so")
             self._enter()
             self.start("slurmctld", ["slurmctld", "-D"])
-            for name in site.nodes:
-                self.start(name, [self.slurmd, "-D", "-N", name])
-            wait_until(lambda: set(self.states().values()) == {"IDLE"}, "the nodes are idle", patience=60)
+            self.start("n1", [self.slurmd, "-D", "-N", "n1"])
+            wait_until(lambda: self.states() == {"n1": "IDLE"}, "the node is idle", patience=60)
         except BaseException:
             self.close()
             raise
@@ -172,8 +168,7 @@ class Cluster:
         self.log.chmod(0o1777)
         (self.here / "out").chmod(0o1777)
         etc, here = self.here / "etc", self.here
-        entries = {"passwd": "{0}:x:{1}:{1}::/tmp:/bin/bash\n", "group": "{0}:x:{1}:\n"}
-        for file, entry in entries.items():
+        for file, entry in (("passwd", "{0}:x:{1}:{1}::/tmp:/bin/bash\n"), ("group", "{0}:x:{1}:\n")):
             added = "".join(entry.format(name, number) for name, number in USERS.items())
             (etc / file).write_text(Path("/etc", file).read_text() + added)
         slurm = etc / "slurm"
@@ -183,48 +178,14 @@ class Cluster:
         (slurm / "vramledger.conf").write_text(site.settings)
         (slurm / "gres.conf").write_text(site.gres_conf + "\n")
         (slurm / "cgroup.conf").write_text(self._cgroup_conf())
-        values = {
-            "ClusterName": "trial",
-            "SlurmctldHost": "localhost(127.0.0.1)",
-            "SlurmUser": "slurm",
-            "AuthType": "auth/munge",
-            "CredType": "cred/munge",
-            "AuthInfo": "socket=/run/munge/munge.socket.2",
-            "ProctrackType": "proctrack/cgroup",
-            "TaskPlugin": "task/cgroup",
-            "SelectType": "select/cons_tres",
-            "SelectTypeParameters": "CR_Core",
-            "GresTypes": "gpu,shard,mps",
-            "StateSaveLocation": "/var/lib/slurm",
-            "SlurmdSpoolDir": f"{here}/spool-%n",
-            "SlurmctldPidFile": "/run/slurmctld.pid",
-            "SlurmdPidFile": "/run/slurmd-%n.pid",
-            "SlurmctldLogFile": f"{self.log}/slurmctld",
-            "SlurmdLogFile": f"{self.log}/slurmd-%n",
-            "SlurmdDebug": "verbose",
-            "ReturnToService": "1",
-            "MpiDefault": "none",
-            "KillWait": "2",
-            "SchedulerParameters": "nohold_on_prolog_fail,sched_min_interval=100000,batch_sched_delay=0",
-            "Prolog": "/etc/slurm/vramledger/prolog.sh",
-            "Epilog": "/etc/slurm/vramledger/epilog.sh",
-            "PrologFlags": "Alloc,Contain",
-            "PrologEpilogTimeout": "120",
-            "HealthCheckProgram": "/etc/slurm/vramledger/health.sh",
-            "HealthCheckInterval": "0",
-            "HealthCheckNodeState": "IDLE",
-            "SlurmdParameters": "config_overrides",
-            **site.options,
-        }
+        values = dict(word.partition("=")[::2] for word in SLURM_CONF.format(here=here).split())
+        values |= site.options
         lines = [f"{key}={value}" for key, value in values.items() if value]
-        for number, name in enumerate(self.drivers):
-            lines.append(
-                f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={17001 + number} CPUs=16"
-                f" CoresPerSocket=16 RealMemory=8000 Gres={site.gres} State=UNKNOWN"
-            )
-        lines.append(
-            f"PartitionName=all Nodes={','.join(self.drivers)} Default=YES MaxTime=INFINITE State=UP"
-        )
+        node = "NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port=17001 CPUs=16 CoresPerSocket=16"
+        lines += [
+            f"{node} RealMemory=8000 Gres={site.gres} State=UNKNOWN",
+            "PartitionName=all Nodes=n1 Default=YES MaxTime=INFINITE State=UP",
+        ]
         lines += [
             f"PartitionName={name} Nodes=ALL PriorityTier={10 * tier} State=UP"
             for tier, name in enumerate(site.partitions, 1)
@@ -268,12 +229,8 @@ class Cluster:
         fetched = FETCHED / self.site.version
         script = _NAMESPACE.format(fetched=fetched, here=self.here, cgroup=self.site.cgroup)
         with (self.log / "namespace").open("wb") as errors:
-            self._holder = subprocess.Popen(
-                ["unshare", "--mount", "--net", "--propagation", "private", "sh", "-c", script],
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
+            command = ["unshare", "--mount", "--net", "--propagation", "private", "sh", "-c", script]
+            self._holder = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         assert self._holder.stdout is not None
         if self._holder.stdout.readline() != "ready\n":
             do_without(f"this machine does not let us mount: {(self.log / 'namespace').read_text().strip()}")
@@ -290,19 +247,15 @@ class Cluster:
     def write_mig_minors(self, text: str) -> None:
         """Write what the numbers of the device files of MIG instances stand for, as the driver does."""
         place = "/proc/driver/nvidia-caps"
-        self.run(
-            "bash",
-            "-c",
-            f"mount -t tmpfs tmpfs /proc/driver; mkdir {place}; cat >{place}/mig-minors <<'END'\n{text}END",
-        )
+        make = f"mount -t tmpfs tmpfs /proc/driver; mkdir {place}; cat >{place}/mig-minors"
+        self.run("bash", "-c", f"{make} <<'END'\n{text}END")
 
     def start(self, name: str, words: Sequence[str]) -> None:
         """Start a daemon in the namespace; :meth:`close` ends it."""
         environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
         with (self.log / f"{name}.out").open("ab") as output:
-            self._daemons[name] = subprocess.Popen(
-                self._command(words), env=environment, stdout=output, stderr=subprocess.STDOUT
-            )
+            words = self._command(words)
+            self._daemons[name] = subprocess.Popen(words, env=environment, stdout=output, stderr=output)
 
     def stop(self, name: str) -> None:
         """End a daemon."""
@@ -355,19 +308,17 @@ class Cluster:
             timeout=110,
         )
 
-    def submit(
-        self, *flags: str, hold: str = "", command: str = "", user: str = "alice", node: str = "n1"
-    ) -> int:
+    def submit(self, *flags: str, hold: str = "", command: str = "", user: str = "alice") -> int:
         """Submit a batch job that runs the holder with these words, or a shell command; return its number.
 
         In the command HOLDER stands for the holder's program, and HOLDS for the directory after it.
         """
         text = command or f"exec HOLDER {hold.partition(' ')[0]} HOLDS {hold.partition(' ')[2]}"
-        text = text.replace("HOLDS", str(self.drivers[node].directory)).replace(
+        text = text.replace("HOLDS", str(self.driver.directory)).replace(
             "HOLDER", f"/usr/bin/python3 {HOLDER}"
         )
         output = f"--output={self.here}/out/%j"
-        words = ("sbatch", "--parsable", output, f"--nodelist={node}", *flags, "--wrap", text)
+        words = ("sbatch", "--parsable", output, *flags, "--wrap", text)
         return int(self.run(*words, user=user).partition(";")[0])
 
     def states(self) -> dict[str, str]:
@@ -377,9 +328,9 @@ class Cluster:
             name: state.upper().rstrip("*") for name, state in (line.split() for line in output.splitlines())
         }
 
-    def reason(self, node: str = "n1") -> str:
-        """Return why a node is drained; empty when it is not."""
-        text = self.ask("scontrol", "-o", "show", "node", node) or ""
+    def reason(self) -> str:
+        """Return why the node is drained; empty when it is not."""
+        text = self.ask("scontrol", "-o", "show", "node", "n1") or ""
         match = re.search(r" Reason=(.*) \[\w+@[^\]]*\]", text)
         return match[1] if match else ""
 
@@ -401,19 +352,19 @@ class Cluster:
         wait_until(reached, f"job {job} is {' or '.join(states)}", patience=timeout)
         return found
 
-    def wait_idle(self, node: str = "n1", timeout: float = 90) -> None:
-        """Wait until no job is on a node and no epilog runs there any more."""
+    def wait_idle(self) -> None:
+        """Wait until no job is on the node and no epilog runs there any more."""
         quiet = {"IDLE", "DRAINED", "DOWN", "MAINT"}
-        wait_until(lambda: self.states().get(node) in quiet, f"{node} is quiet", patience=timeout)
+        wait_until(lambda: self.states().get("n1") in quiet, "the node is quiet", patience=90)
 
     def cancel_all(self) -> None:
         """Cancel all jobs; scancel takes one user."""
         for user in USERS:
             self.run("scancel", f"--user={user}", check=False)
 
-    def resume(self, node: str = "n1") -> None:
-        """Resume a node, as a person does."""
-        self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+    def resume(self) -> None:
+        """Resume the node, as a person does."""
+        self.run("scontrol", "update", "NodeName=n1", "State=RESUME")
 
     def steps(self) -> Iterable[int]:
         """Yield the pids of the processes that have this cluster's mount namespace."""
@@ -427,8 +378,8 @@ class Cluster:
 
     def close(self) -> None:
         """End every process of the namespace, and remove its cgroups and files."""
-        for driver in self.drivers.values():
-            driver.standin.release()
+        if hasattr(self, "driver"):
+            self.driver.standin.release()
         if self._holder is not None:
             for name in reversed(list(self._daemons)):
                 with contextlib.suppress(Exception):
@@ -446,17 +397,15 @@ class Cluster:
             self._holder.wait()
             if self._holder.stdout is not None:
                 self._holder.stdout.close()
-        for driver in self.drivers.values():
-            driver.close()
+        if hasattr(self, "driver"):
+            self.driver.close()
         if os.environ.get("KEEP"):
             return
         shutil.rmtree(self.here, ignore_errors=True)
         self._lock.close()
 
     def _remove_cgroups(self) -> None:
-        names = {f"slurm_{node}" for node in self.drivers} | {
-            f"{node}_slurmstepd.scope" for node in self.drivers
-        }
+        names = {"slurm_n1", "n1_slurmstepd.scope"}
         for directory, _, _ in os.walk("/sys/fs/cgroup", topdown=False):
             if names.intersection(Path(directory).parts) or Path(directory).name == "slurm":
                 with contextlib.suppress(OSError):

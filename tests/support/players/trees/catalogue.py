@@ -7,8 +7,8 @@ MODULES = (shells, services, containers, launchers, programs, states)
 TREES = tuple(
     tree
     for module in MODULES
-    for tree in vars(module).values()
-    if isinstance(tree, Tree) and tree.build.__module__ == module.__name__
+    for tree in (*vars(module).values(), *getattr(module, "SHORT", ()))
+    if isinstance(tree, Tree)
 )
 HEALTHY = tuple(tree for tree in TREES if tree.kind == "healthy")
 LEFTOVERS = tuple(tree for tree in TREES if tree.kind == "leftover")

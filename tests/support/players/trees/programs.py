@@ -2,16 +2,23 @@
 
 import os
 import shlex
+from collections.abc import Callable
 
 from tests.support.players.parts import (
     IN_A_SHELL,
+    at_a_prompt,
     children,
     container,
     in_a_namespace,
     rank,
     ranks,
+    ray_workers,
     script,
+    spawned,
     started_by_shell,
+    two_forks,
+    two_of,
+    under_nohup,
 )
 from tests.support.players.stage import Player, Stage, parent_of
 from tests.support.players.tree import (
@@ -19,7 +26,9 @@ from tests.support.players.tree import (
     LEADER_ENDED,
     Cast,
     abandoned,
+    declared,
     healthy,
+    launched,
     leftover,
     seems_left,
 )
@@ -129,26 +138,11 @@ def job_below_a_subreaper(stage: Stage) -> Cast:
 
 
 @healthy
-def job_of_parallel(stage: Stage) -> Cast:
-    """Play GNU parallel, which makes each job the leader of a group, and which is then killed."""
-    launcher = stage.start()
-    return Cast([launcher.start(("lead_group",)) for _ in range(2)], launcher)
-
-
-@healthy
 def setsid_chain(stage: Stage) -> Cast:
     """Play ``setsid setsid program`` of a program that then ends."""
     require_tool("setsid")
     starter = stage.start()
     return Cast([starter.start(wrapper=["setsid", "-w", "setsid", "-w"], session=True)], None)
-
-
-@healthy
-def container_without_its_monitor(stage: Stage) -> Cast:
-    """Play podman's container without an init, after its conmon is killed."""
-    conmon = stage.start(name="conmon")
-    main = conmon.start(("lead_session",), ("reap",), wrapper=in_a_namespace())
-    return Cast([main, main.start()])
 
 
 @healthy
@@ -161,42 +155,12 @@ def server_with_a_containers_variables(stage: Stage) -> Cast:
 
 
 @healthy
-def uvicorn_workers_without_their_master(stage: Stage) -> Cast:
-    """Play forked workers of a server that listen for anybody, after their master is killed."""
-    master = stage.start(("listen", SERVER_PORT))
-    return Cast([master.fork() for _ in range(2)], master)
-
-
-@healthy
-def ranks_below_timeout(stage: Stage) -> Cast:
-    """Play ``timeout 1d torchrun`` with its ranks."""
-    require_tool("timeout")
-    launcher = stage.start(wrapper=["timeout", "1d"])
-    return Cast(ranks(launcher))
-
-
-@healthy
 def ranks_of_a_daemonised_launcher(stage: Stage) -> Cast:
     """Play torchrun as a daemon that forked twice, with its ranks."""
     starter = stage.start()
     launcher = double_fork(starter)
     starter.end()
     return Cast(ranks(launcher))
-
-
-@healthy
-def ranks_of_a_launcher_without_a_store(stage: Stage) -> Cast:
-    """Play ranks of a container's torchrun that is pid 1, and to which nothing connects them."""
-    launcher = container(stage)
-    return Cast([launcher.start(env=rank(number), session=True) for number in range(2)])
-
-
-@healthy
-def nested_container(stage: Stage) -> Cast:
-    """Play the main program of a container in a container, and a child of it."""
-    outer = container(stage)
-    inner = outer.start(("lead_session",), ("reap",), wrapper=in_a_namespace())
-    return Cast([inner, inner.start()])
 
 
 @healthy
@@ -327,45 +291,6 @@ def workers_of_a_forkserver(stage: Stage) -> Cast:
 
 
 @abandoned
-def workers_below_a_live_forkserver(stage: Stage) -> Cast:
-    """Play workers whose program is killed: they keep their fork server alive, and nobody wants it."""
-    program = stage.start(session=False)
-    return Cast(program.fork_workers("forkserver"), program)
-
-
-@abandoned
-def helper_of_an_orphan(stage: Stage) -> Cast:
-    """Play a helper that a spawned worker has forked, after their program is killed."""
-    program = stage.start(session=False)
-    (worker,) = program.fork_workers("spawn", 1)
-    return Cast([worker.fork()], program)
-
-
-@abandoned
-def workers_of_a_session_leader(stage: Stage) -> Cast:
-    """Play spawned workers of a program that ``ssh HOST program`` started, after it is killed."""
-    launcher = stage.start()
-    return Cast(launcher.fork_workers("spawn"), launcher)
-
-
-@abandoned
-def workers_under_an_unknown_subreaper(stage: Stage) -> Cast:
-    """Play spawned workers that slurmstepd, or another subreaper, adopts."""
-    step = stage.start(("adopt",), ("reap",))
-    launcher = step.start(("lead_session",))
-    return Cast(launcher.fork_workers("spawn"), launcher)
-
-
-@abandoned
-def ray_workers_under_an_unknown_subreaper(stage: Stage) -> Cast:
-    """Play workers of Ray that a subreaper adopts: a variable names the raylet, which is gone."""
-    top = stage.start(("adopt",), ("reap",))
-    raylet = top.start(("lead_group",))
-    variables = {"RAY_RAYLET_PID": str(raylet.pid)}
-    return Cast([raylet.start(env=variables, session=True, tie="socket") for _ in range(2)], raylet)
-
-
-@abandoned
 def ranks_below_wrappers(stage: Stage) -> Cast:
     """Play ranks of torchrun below wrapper scripts, which live on when torchrun is killed."""
     launcher = stage.start(session=False)
@@ -375,15 +300,6 @@ def ranks_below_wrappers(stage: Stage) -> Cast:
     launcher.end()
     wait_until(lambda: parent_of(wrapper.pid) != launcher.pid, "nobody adopts")
     return Cast(holders)
-
-
-@abandoned
-def ranks_of_a_nested_container(stage: Stage) -> Cast:
-    """Play torchrun's ranks in a container in a container, whose launcher is killed."""
-    outer = container(stage)
-    inner = outer.start(("lead_session",), ("reap",), wrapper=in_a_namespace())
-    launcher = inner.start(("lead_group",))
-    return Cast(ranks(launcher), launcher)
 
 
 @leftover(late=LAUNCHER_ENDED)
@@ -407,13 +323,6 @@ def spawned_by_a_zombie(stage: Stage) -> Cast:
     launcher.end()
     _adopted(workers[0], launcher)
     return Cast(workers)
-
-
-@abandoned
-def spawned_under_nohup(stage: Stage) -> Cast:
-    """Play spawned workers of a program under nohup, which is then killed."""
-    launcher = stage.start(("ignore", "SIGHUP"), session=False)
-    return Cast(launcher.fork_workers("spawn"), launcher)
 
 
 @leftover(late=LAUNCHER_ENDED)
@@ -472,3 +381,59 @@ def server_in_a_dead_group(stage: Stage) -> Cast:
     """Play a server in the group of a killed program: somebody may still connect to it."""
     launcher = stage.start(session=False)
     return Cast([launcher.start(("listen", SERVER_PORT))], launcher)
+
+
+def _nested(stage: Stage) -> Player:
+    return container(stage).start(("lead_session",), ("reap",), wrapper=in_a_namespace())
+
+
+def _under_conmon(stage: Stage) -> Player:
+    conmon = stage.start(name="conmon")
+    return conmon.start(("lead_session",), ("reap",), wrapper=in_a_namespace())
+
+
+def _and_its_child(main: Player) -> Cast:
+    return Cast([main, main.start()])
+
+
+def _below_a_subreaper(step: str) -> Callable[[Stage], Player]:
+    return lambda stage: stage.start(("adopt",), ("reap",)).start((step,))
+
+
+SHORT = declared(
+    job_of_parallel=(healthy,
+        "GNU parallel, which makes each job the leader of a group, and which is then killed",
+        launched(Stage.start, lambda launcher: [launcher.start(("lead_group",)) for _ in range(2)])),
+    container_without_its_monitor=(healthy, "podman's container without an init, after its conmon is killed",
+        lambda stage: _and_its_child(_under_conmon(stage))),
+    nested_container=(healthy, "the main program of a container in a container, and a child of it",
+        lambda stage: _and_its_child(_nested(stage))),
+    uvicorn_workers_without_their_master=(healthy,
+        "forked workers of a server that listen for anybody, after their master is killed",
+        launched(lambda stage: stage.start(("listen", SERVER_PORT)), two_forks)),
+    ranks_below_timeout=(healthy, "``timeout 1d torchrun`` with its ranks",
+        lambda stage: Cast(ranks(stage.start(wrapper=[str(require_tool("timeout")), "1d"])))),
+    ranks_of_a_launcher_without_a_store=(healthy,
+        "ranks of a container's torchrun that is pid 1, and to which nothing connects them",
+        lambda stage: Cast(two_of(rank("RANK"), session=True)(container(stage)))),
+    workers_below_a_live_forkserver=(abandoned,
+        "workers whose program is killed: they keep their fork server alive, and nobody wants it",
+        launched(at_a_prompt, lambda program: program.fork_workers("forkserver"))),
+    helper_of_an_orphan=(abandoned,
+        "a helper that a spawned worker has forked, after their program is killed",
+        launched(at_a_prompt, lambda program: [program.fork_workers("spawn", 1)[0].fork()])),
+    workers_of_a_session_leader=(abandoned,
+        "spawned workers of a program that ``ssh HOST program`` started, after it is killed",
+        launched(Stage.start, spawned)),
+    workers_under_an_unknown_subreaper=(abandoned,
+        "spawned workers that slurmstepd, or another subreaper, adopts",
+        launched(_below_a_subreaper("lead_session"), spawned)),
+    ray_workers_under_an_unknown_subreaper=(abandoned,
+        "workers of Ray that a subreaper adopts: a variable names the raylet, which is gone",
+        launched(_below_a_subreaper("lead_group"), ray_workers)),
+    ranks_of_a_nested_container=(abandoned,
+        "torchrun's ranks in a container in a container, whose launcher is killed",
+        launched(lambda stage: _nested(stage).start(("lead_group",)), ranks)),
+    spawned_under_nohup=(abandoned, "spawned workers of a program under nohup, which is then killed",
+        launched(under_nohup, spawned)),
+)  # fmt: skip

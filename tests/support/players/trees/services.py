@@ -1,8 +1,8 @@
 """Daemons, services and what a supervisor keeps."""
 
-from tests.support.players.parts import MAIN_PROCESS
-from tests.support.players.stage import Stage, parent_of
-from tests.support.players.tree import LEADER_ENDED, Cast, healthy, leftover
+from tests.support.players.parts import MAIN_PROCESS, two_forks
+from tests.support.players.stage import Player, Stage, parent_of
+from tests.support.players.tree import LEADER_ENDED, Cast, declared, healthy, launched, leftover
 from tests.support.waiting import wait_until
 
 
@@ -36,20 +36,6 @@ def systemd_service(stage: Stage) -> Cast:
 
 
 @healthy
-def supervised(stage: Stage) -> Cast:
-    """Play the child of a live supervisor that is a subreaper as well."""
-    supervisor = stage.start(("adopt",), ("reap",))
-    return Cast([supervisor.start()])
-
-
-@healthy
-def detached(stage: Stage) -> Cast:
-    """Play ``Popen(..., start_new_session=True)`` of a program that then ends."""
-    starter = stage.start()
-    return Cast([starter.start(session=True)], starter)
-
-
-@healthy
 def upgraded_server(stage: Stage) -> Cast:
     """Play workers of a server that was upgraded in place: the old master has ended, the new one lives."""
     old = stage.start()
@@ -60,22 +46,20 @@ def upgraded_server(stage: Stage) -> Cast:
     return Cast(workers)
 
 
-@healthy
-def worker_of_a_master(stage: Stage) -> Cast:
-    """Play pre-forked workers of a live web server (gunicorn, uwsgi)."""
-    master = stage.start()
-    return Cast([master.fork() for _ in range(2)])
+def _in_a_session(starter: Player) -> list[Player]:
+    return [starter.start(session=True)]
 
 
-@healthy
-def restarted_supervisor(stage: Stage) -> Cast:
-    """Play a service that supervisord started in a session of its own, after supervisord is killed."""
-    supervisor = stage.start(name="supervisord")
-    return Cast([supervisor.start(session=True)], supervisor)
-
-
-@leftover(late=LEADER_ENDED)
-def orphaned_workers_of_a_master(stage: Stage) -> Cast:
-    """Play pre-forked workers of a daemon that is then killed."""
-    master = stage.start()
-    return Cast([master.fork() for _ in range(2)], master)
+SHORT = declared(
+    supervised=(healthy, "the child of a live supervisor that is a subreaper as well",
+        lambda stage: Cast([stage.start(("adopt",), ("reap",)).start()])),
+    detached=(healthy, "``Popen(..., start_new_session=True)`` of a program that then ends",
+        launched(Stage.start, _in_a_session)),
+    worker_of_a_master=(healthy, "pre-forked workers of a live web server (gunicorn, uwsgi)",
+        lambda stage: Cast(two_forks(stage.start()))),
+    restarted_supervisor=(healthy,
+        "a service that supervisord started in a session of its own, after supervisord is killed",
+        launched(lambda stage: stage.start(name="supervisord"), _in_a_session)),
+    orphaned_workers_of_a_master=(leftover(late=LEADER_ENDED),
+        "pre-forked workers of a daemon that is then killed", launched(Stage.start, two_forks)),
+)  # fmt: skip

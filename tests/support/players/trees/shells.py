@@ -7,28 +7,9 @@ import psutil
 
 from tests.support.players.parts import Terminal, children, job, script, started_by_shell
 from tests.support.players.stage import Stage, parent_of, status
-from tests.support.players.tree import LEADER_ENDED, Cast, Tree, healthy, seems_left
+from tests.support.players.tree import LEADER_ENDED, Builder, Cast, declared, healthy, launched, seems_left
 from tests.support.requirements import require_tool
 from tests.support.waiting import wait_until
-
-
-@healthy
-def nohup_job(stage: Stage) -> Cast:
-    """Play ``nohup program &`` of a shell that then ends."""
-    return started_by_shell(stage, ["sh", "-c", 'nohup "$@" & read _', "sh"])
-
-
-@healthy
-def setsid_job(stage: Stage) -> Cast:
-    """Play ``setsid program &`` of a shell that then ends."""
-    require_tool("setsid")
-    return started_by_shell(stage, ["sh", "-c", 'setsid "$@" & read _', "sh"])
-
-
-@healthy
-def script_job(stage: Stage) -> Cast:
-    """Play a job in the background of a shell script; the kernel calls the shell by the script's name."""
-    return started_by_shell(stage, [script(stage, "run-all.sh", '#!/bin/sh\n"$@" &\nread _\n')])
 
 
 @healthy
@@ -59,58 +40,6 @@ def tmux_child(stage: Stage) -> Cast:
     return Cast(stage.hear("holder"))
 
 
-def _outlived(name: str, program: str, what: str) -> Tree:
-    """Declare a program that outlives the one, of a name that says why, that had started it."""
-
-    def build(stage: Stage) -> Cast:
-        starter = stage.start(name=program)
-        return Cast(children(starter), starter)
-
-    build.__name__, build.__doc__ = name, f"Play {what}."
-    return seems_left(LEADER_ENDED)(build)
-
-
-terminal_closed = _outlived(
-    "terminal_closed",
-    "gnome-terminal-server",
-    "a program whose terminal's server, of which the kernel keeps 15 letters, has ended",
-)
-connection_lost = _outlived(
-    "connection_lost",
-    "sshd-session",
-    "a program that ``ssh HOST program`` started, after its connection is lost",
-)
-screen_closed = _outlived(
-    "screen_closed", "screen", "a program in a window of GNU screen whose server is killed"
-)
-run_by_sudo = _outlived("run_by_sudo", "sudo", "a program that outlives the sudo that started it")
-run_by_timeout = _outlived("run_by_timeout", "timeout", "a program that outlives the ``timeout`` around it")
-run_by_cron = _outlived("run_by_cron", "cron", "a job of cron, after cron was upgraded and started again")
-sampled = _outlived("sampled", "py-spy", "a program that ``py-spy record`` started, after py-spy is killed")
-
-
-@healthy
-def rank_by_hand(stage: Stage) -> Cast:
-    """Play ``LOCAL_RANK=0 nohup program &`` of a shell that then ends."""
-    return started_by_shell(stage, ["sh", "-c", 'LOCAL_RANK=0 nohup "$@" & read _', "sh"])
-
-
-@healthy
-def second_of_a_list(stage: Stage) -> Cast:
-    """Play ``true && program`` at a prompt, in the foreground of a live bash."""
-    terminal = Terminal(stage)
-    terminal.type(job(stage, before="true &&", after="</dev/null >/dev/null 2>&1"))
-    return Cast(stage.hear("holder"))
-
-
-@healthy
-def subshell(stage: Stage) -> Cast:
-    """Play ``(cd here; program; true)`` at a prompt: the parent is a forked bash."""
-    terminal = Terminal(stage)
-    terminal.type(job(stage, before="(cd /;", after="</dev/null >/dev/null 2>&1; true)"))
-    return Cast(stage.hear("holder"))
-
-
 @healthy
 def background_of_system(stage: Stage) -> Cast:
     """Play ``os.system("program &")`` of a live program: the shell between has ended at once."""
@@ -121,5 +50,60 @@ def background_of_system(stage: Stage) -> Cast:
     return Cast([holder])
 
 
-debugged = _outlived("debugged", "gdb", "a program that outlives the debugger that started it")
-profiled = _outlived("profiled", "nsys", "a program that outlives the profiler that started it")
+def _in_the_background(words: str) -> Builder:
+    """Return what has a shell start a holder in the background, and then end."""
+    return lambda stage: started_by_shell(stage, ["sh", "-c", f'{words} "$@" & read _', "sh"])
+
+
+def _by_a_script(stage: Stage) -> Cast:
+    return started_by_shell(stage, [script(stage, "run-all.sh", '#!/bin/sh\n"$@" &\nread _\n')])
+
+
+def _at_a_bash(before: str, after: str) -> Builder:
+    """Return what types a holder at the prompt of a live bash."""
+
+    def build(stage: Stage) -> Cast:
+        Terminal(stage).type(job(stage, before, f"</dev/null >/dev/null 2>&1{after}"))
+        return Cast(stage.hear("holder"))
+
+    return build
+
+
+def _outlived(program: str) -> Builder:
+    """Return what plays holders that outlive the one, of a name that says why, that had started them."""
+    return launched(lambda stage: stage.start(name=program), children)
+
+
+SHORT = declared(
+    nohup_job=(healthy, "``nohup program &`` of a shell that then ends", _in_the_background("nohup")),
+    setsid_job=(healthy, "``setsid program &`` of a shell that then ends", _in_the_background("setsid")),
+    rank_by_hand=(healthy, "``LOCAL_RANK=0 nohup program &`` of a shell that then ends",
+        _in_the_background("LOCAL_RANK=0 nohup")),
+    script_job=(healthy,
+        "a job in the background of a shell script; the kernel calls the shell by the script's name",
+        _by_a_script),
+    second_of_a_list=(healthy, "``true && program`` at a prompt, in the foreground of a live bash",
+        _at_a_bash("true &&", "")),
+    subshell=(healthy, "``(cd here; program; true)`` at a prompt: the parent is a forked bash",
+        _at_a_bash("(cd /;", "; true)")),
+    terminal_closed=(seems_left(LEADER_ENDED),
+        "a program whose terminal's server, of which the kernel keeps 15 letters, has ended",
+        _outlived("gnome-terminal-server")),
+    connection_lost=(seems_left(LEADER_ENDED),
+        "a program that ``ssh HOST program`` started, after its connection is lost",
+        _outlived("sshd-session")),
+    screen_closed=(seems_left(LEADER_ENDED), "a program in a window of GNU screen whose server is killed",
+        _outlived("screen")),
+    run_by_sudo=(seems_left(LEADER_ENDED), "a program that outlives the sudo that started it",
+        _outlived("sudo")),
+    run_by_timeout=(seems_left(LEADER_ENDED), "a program that outlives the ``timeout`` around it",
+        _outlived("timeout")),
+    run_by_cron=(seems_left(LEADER_ENDED), "a job of cron, after cron was upgraded and started again",
+        _outlived("cron")),
+    sampled=(seems_left(LEADER_ENDED), "a program that ``py-spy record`` started, after py-spy is killed",
+        _outlived("py-spy")),
+    debugged=(seems_left(LEADER_ENDED), "a program that outlives the debugger that started it",
+        _outlived("gdb")),
+    profiled=(seems_left(LEADER_ENDED), "a program that outlives the profiler that started it",
+        _outlived("nsys")),
+)  # fmt: skip
