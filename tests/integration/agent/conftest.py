@@ -29,6 +29,5 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture
 def exporter(place: Path) -> Iterator[FakeExporter]:
-    """Return an exporter that listens in that directory."""
     with FakeExporter(place / "agent.sock") as listener:
         yield listener

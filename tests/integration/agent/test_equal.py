@@ -110,7 +110,6 @@ class Ended(NamedTuple):
 
 
 def ended(command: list[str], environ: dict[str, str] | None = None, place: Path | None = None) -> Ended:
-    """Run a program."""
     done = subprocess.run(
         command,
         env=environ,

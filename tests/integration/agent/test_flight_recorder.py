@@ -17,18 +17,15 @@ from vramledger_agent.torch_snapshots.text import snapshot_text, training_text
 
 
 def snapshot_of(report: dict[str, Any]) -> AllocationSnapshot:
-    """Read the snapshot that belongs to a report, as the command does."""
     return parse_snapshot(load_plain(Path(report["snapshot"])))
 
 
 def text_of(place: Path) -> str:
-    """Return the text of the only report."""
     (path,) = (place / "reports").glob("*.txt")
     return path.read_text()
 
 
 def functions(entries: list[dict[str, Any]]) -> list[str]:
-    """Return the functions of some frames."""
     return [entry["function"] for entry in entries]
 
 

@@ -27,7 +27,6 @@ PROGRAM = "import sys, torch; kept = torch.Tensor(8); sys.stdin.read()"
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of both packages."""
     return built(tmp_path_factory)
 
 

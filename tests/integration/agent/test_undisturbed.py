@@ -61,7 +61,6 @@ def start(python: Path, program: Path, path: Path, *, agent: bool) -> subprocess
 
 
 def ended(process: subprocess.Popen[str]) -> Run:
-    """Wait for a program."""
     out, err = process.communicate(timeout=280)
     assert out.strip(), err
     lines = [re.sub(r"\d+(\.\d+)?", "N", line) for line in err.splitlines()]

@@ -59,7 +59,6 @@ class Versions(NamedTuple):
 
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> Versions:
-    """Build and install both packages of both versions."""
     made = (
         built(tmp_path_factory),
         build_changed(tmp_path_factory.mktemp("other"), CHANGES),

@@ -30,7 +30,6 @@ class Clock:
         self.now = module.boot_clock()
 
     def __call__(self) -> float:
-        """Return the time."""
         return self.now
 
 
@@ -79,21 +78,17 @@ class Running:
 
     @property
     def health(self) -> AgentSocket:
-        """Return the socket's state."""
         return self.inside(lambda: self._listener.health)
 
     @property
     def next_health(self) -> AgentSocket:
-        """Return the socket's state after one more sample."""
         self.reading()
         return self.health
 
     def rejected(self, reason: str) -> int:
-        """Return how often something was refused for a reason."""
         return self.health.rejected[reason]
 
     def close(self) -> None:
-        """End the server."""
         self.inside(self._listener.close)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(30)

@@ -41,7 +41,6 @@ REPORT = json.dumps(report()).encode()
 
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:
-    """Close what a test has opened."""
     with ExitStack() as opened:
         yield opened
 
@@ -60,7 +59,6 @@ def lingerer(request: pytest.FixtureRequest, stack: ExitStack) -> Blocking:
 
 
 def with_a_report(path: Path, lingerer: Blocking) -> None:
-    """Send a report with a socket."""
     with connect(path) as connection:
         lingerer.send(connection, REPORT)
 
@@ -75,7 +73,6 @@ def behind_a_report(path: Path, lingerer: Blocking) -> None:
 
 
 def with_nothing(path: Path, lingerer: Blocking) -> None:
-    """Send a socket with an empty message."""
     with connect(path) as connection:
         lingerer.send(connection, b"")
 

@@ -42,13 +42,11 @@ NO_PID = 5_000_000
 
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:
-    """Close what a test has opened."""
     with ExitStack() as opened:
         yield opened
 
 
 def connected(running: Running, stack: ExitStack) -> socket.socket:
-    """Connect to the server."""
     return stack.enter_context(connect(running.path))
 
 
@@ -68,7 +66,6 @@ def closed(connection: socket.socket) -> bool:
 
 
 def asked(connection: socket.socket, **question: Any) -> dict[str, Any]:  # noqa: ANN401 JSON
-    """Send a request and return the response."""
     send(connection, {"version": 1, **question})
     answer: dict[str, Any] = json.loads(connection.recv(MAX_MESSAGE_BYTES))
     return answer

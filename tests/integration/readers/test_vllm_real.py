@@ -33,7 +33,6 @@ class Asked:
         self.reader = KvCacheReader(PROC, clock=lambda: self.now)
 
     def round(self, *rows: ProcessRow) -> tuple[KvCache, ...]:
-        """Return what is known after one whole round."""
         self.now += READ_INTERVAL
         return self.end(*rows)
 
@@ -51,13 +50,11 @@ class Asked:
 
 
 def row(pid: int) -> ProcessRow:
-    """Return the row of a process that is there."""
     return sure(read_row(PROC, pid))
 
 
 @contextmanager
 def listening(port: int, host: str = "127.0.0.1") -> Iterator[socket.socket]:
-    """Listen in this very process."""
     with socket.create_server((host, port)) as server:
         yield server
 

@@ -61,7 +61,6 @@ class Machine:
             self.handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
 
     def holdings(self) -> list[dict[int, int]]:
-        """Return the bytes of every process by device."""
         return [
             {
                 process.pid: process.usedGpuMemory
@@ -135,14 +134,12 @@ class Bench:
             process.stdout.close()
 
     def row(self, what: str, figure: str, bar: str, *, met: bool | None) -> None:
-        """Record a figure, and print it."""
         self.rows.append((what, figure, bar, met))
         print(
             f"{what}: {figure} (bar: {bar}) {'' if met is None else 'met' if met else 'MISSED'}", flush=True
         )
 
     def last(self, pid: int) -> Facts:
-        """Return a process's last report so far."""
         reports = self.exporter.reports.get(pid)
         return reports[-1] if reports else {}
 
@@ -376,7 +373,6 @@ def verdicts(bench: Bench) -> None:
 
 
 def read_report(path: str | None) -> tuple[Facts, str]:
-    """Return an out-of-memory report, as JSON without its lines of code, and as text."""
     if path is None or not Path(path).exists():
         return {}, ""
     facts: Facts = json.loads(Path(path).read_text())
@@ -392,7 +388,6 @@ STAGES = {
 
 
 def main() -> int:
-    """Run the stages and write the results; 1 when a limit was exceeded."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "agent-gpu")))
     parser.add_argument("--rehearse", action="store_true", help="without a GPU: only the motions")
@@ -420,7 +415,6 @@ def main() -> int:
 
 
 def write(bench: Bench) -> None:
-    """Write all figures, and the table."""
     (bench.out / "agent.json").write_text(
         json.dumps({"figures": bench.figures, "rows": bench.rows}, indent=1)
     )

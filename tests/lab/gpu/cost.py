@@ -219,7 +219,6 @@ def measure(out: Path, *, rehearse: bool, quick: bool) -> None:
 
 
 def main() -> None:
-    """Measure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--rehearse", action="store_true", help="with the stand-in driver")

@@ -88,17 +88,14 @@ class Bench:
             self.port: int = free.getsockname()[1]
 
     def check(self, what: str, detail: object, *, met: bool) -> None:
-        """Record a verdict, and print it."""
         self.checks.append((met, what, str(detail)))
         print(f"{'met' if met else 'MISSED'}: {what} [{detail}]", flush=True)
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the environment in which our package is found."""
         return {**os.environ, "PYTHONPATH": f"{PROJECT}/exporter:{PROJECT}/exporter/agent", **(more or {})}
 
     @contextlib.contextmanager
     def exporter(self) -> Iterator[None]:
-        """Run an exporter."""
         command = [
             sys.executable, "-m", "vramledger", "serve", f"--web.listen-address=127.0.0.1:{self.port}",
             f"--agent.socket={self.place / 'agent.sock'}", "--sample.interval=500ms",
@@ -121,13 +118,11 @@ class Bench:
             process.wait(30)
 
     def scrape(self) -> str:
-        """Return the page of metrics."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
             text: str = answer.read().decode()
         return text
 
     def series(self, pid: int) -> Found:
-        """Return a process's series by family."""
         found: Found = {}
         for line in self.scrape().splitlines():
             if line.startswith("#") or f'pid="{pid}"' not in line:
@@ -139,7 +134,6 @@ class Bench:
 
     @contextlib.contextmanager
     def program(self, case: Case) -> Iterator[subprocess.Popen[str]]:
-        """Start a case's program with the agent inside; ``run`` becomes it, so its pid stays."""
         command = [
             sys.executable, "-m", "vramledger", "run", f"--agent.socket={self.place / 'agent.sock'}",
             "--agent.interval=500ms", "--", self.python, str(Path(__file__).with_name("policies.py")),
@@ -157,7 +151,6 @@ class Bench:
 
 
 def told(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """Return the next line of a program."""
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
@@ -215,7 +208,6 @@ def examine(bench: Bench, case: Case, *, rehearse: bool) -> None:
 
 
 def main() -> int:
-    """Run the cases; 1 when anything was wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "frameworks-gpu")))
     parser.add_argument("--python", default=sys.executable, help="has TensorFlow and JAX")

@@ -22,19 +22,16 @@ MIB = 2**20
 
 
 def bytes_on(size: int, ordinal: int = 0) -> Any:  # noqa: ANN401 a tensor of either torch
-    """Return a tensor of this number of bytes."""
     if FAKE:
         return torch.Tensor(size, ordinal)
     return torch.empty(size, dtype=torch.uint8, device=f"cuda:{ordinal}")
 
 
 def tell(**facts: object) -> None:
-    """Print a line of facts for the program that started us."""
     print(json.dumps(facts), flush=True)
 
 
 def hold(*sizes: str) -> None:
-    """Hold some mebibytes on device 0 until standard input closes."""
     kept = [bytes_on(int(size) * MIB) for size in sizes]
     tell(ready=True, pid=os.getpid())
     sys.stdin.read()
@@ -250,7 +247,6 @@ def paired(milliseconds: str, seconds: str, blocks: str, interval: str) -> None:
 
 
 def out_of_memory(case: str) -> None:
-    """Run out of memory in one of the ways, and print which exception was raised."""
     bytes_on(MIB)
     time.sleep(1.5)  # the agent exists
     kept: list[Any] = []
@@ -267,7 +263,6 @@ def out_of_memory(case: str) -> None:
 
 
 def take_pieces(size: int, count: int, kept: list[Any]) -> None:
-    """Keep pieces of one size."""
     kept.extend(bytes_on(size) for _ in range(count))
 
 
@@ -347,7 +342,6 @@ def read_often(interval: float) -> None:
 
 
 def leak(kept: list[Any], capacity: int, step: Callable[[], object]) -> None:
-    """Keep a piece of each step, until an allocation fails."""
     while True:
         kept.append(bytes_on(capacity // 60))
         passing = bytes_on(capacity // 40)

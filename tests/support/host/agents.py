@@ -39,7 +39,6 @@ class Failures:
     """The newest failed allocation of each program, with the verdict that its agent would have had."""
 
     def __init__(self) -> None:
-        """Start without failures."""
         self._newest: dict[int, tuple[int, OutOfMemory | None]] = {}
 
     def newest(
@@ -65,7 +64,6 @@ class Failures:
 
 
 def _verdict(torch: Figures, around: Around) -> str:
-    """Return what the agent says of a failure, by the program's own code."""
     return classify(
         AllocationFailure(
             requested=REQUESTED,

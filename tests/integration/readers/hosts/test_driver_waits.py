@@ -73,7 +73,6 @@ def channel(pid: int) -> str:
 
 
 def symbols(tmp_path: Path, name: str, module: str) -> str:
-    """Write a list of kernel symbols in which a function belongs to a module."""
     path = tmp_path / "kallsyms"
     path.write_text(f"0000000000000000 T start_kernel\n0000000000000000 t {name}\t{module}\n")
     return str(path)
@@ -107,7 +106,6 @@ class Clock:
         self.now = 0.0
 
     def __call__(self) -> float:
-        """Return the time."""
         return self.now
 
 

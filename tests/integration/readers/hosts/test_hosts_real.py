@@ -116,21 +116,18 @@ TREES = {tree.name: tree for tree in (*HEALTHY, *LEFTOVERS)}
 
 @pytest.fixture(params=[TREES[name] for name in EXPECTED], ids=[*EXPECTED])
 def tree(request: pytest.FixtureRequest) -> Tree:
-    """Choose each of the trees whose facts differ."""
     chosen: Tree = request.param
     return chosen
 
 
 @pytest.fixture
 def cast(tree: Tree) -> Iterator[Cast]:
-    """Set the tree up."""
     with tree.play() as cast:
         yield cast
 
 
 @pytest.fixture
 def host() -> Host:
-    """Look at this very host."""
     return Host(PROC)
 
 

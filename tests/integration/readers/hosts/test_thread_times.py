@@ -74,7 +74,6 @@ class CommandedProgram:
 
     @property
     def row(self) -> ProcessRow:
-        """What the kernel says of it now."""
         row = read_row("/proc", self.pid)
         if row is None:  # pragma: no cover - it lives
             raise RuntimeError
@@ -96,7 +95,6 @@ class CommandedProgram:
             yield stat.read_text().rpartition(")")[2].split()[0]
 
     def end(self) -> None:
-        """Kill it."""
         self.process.kill()
         self.process.communicate()
         for pair in self.helpers:
@@ -124,7 +122,6 @@ class Looking:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., CommandedProgram]]:
-    """Start programs, and end them with the test."""
     with ExitStack() as ending:
 
         def begin(*names: str) -> CommandedProgram:

@@ -30,7 +30,6 @@ HOST = Host(Path("/proc"))
 
 
 def found(*holders: Player) -> dict[int, Ties]:
-    """Return what ties these players."""
     rows, _ = HOST.rows([each.pid for each in holders])
     watched = [Watched(row, facts, row.ppid) for row in rows if (facts := HOST.facts(row)) is not None]
     return {each.pid: each for each in find_ties("/proc", watched, host_namespace=True)}
@@ -43,7 +42,6 @@ def reading(*holders: Player) -> Context:
 
 
 def rank(launcher: Player) -> Player:
-    """Let a player start a rank that is tied to it."""
     return launcher.start(env={"OMPI_COMM_WORLD_RANK": "0"}, tie="socket")
 
 

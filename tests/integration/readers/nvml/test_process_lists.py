@@ -261,7 +261,6 @@ class Seconds:
         return counts
 
     def row(self, pid: int, sm: int = 5) -> None:
-        """Have the driver note a process in this second."""
         self._standin.device(0).raw_sample(pid, timestamp=int((BEGIN + self.now) * 1e6), sm=sm)
 
 

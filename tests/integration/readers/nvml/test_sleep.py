@@ -46,7 +46,6 @@ class Laptop:
             (place / name).write_text(text)
 
     def reader(self) -> DeviceReader:
-        """Return a reader that has opened the GPU."""
         (reader,) = self.driver.readers(ALL, sleep=GpuSleep(str(self.root), self.root))
         reader.open()
         return reader
@@ -65,7 +64,6 @@ class Laptop:
 
 @pytest.fixture
 def laptop(tmp_path: Path, open_driver: Callable[[], Driver], standin_here: StandIn) -> Laptop:
-    """Return a laptop whose GPU is awake."""
     return Laptop(tmp_path, open_driver(), standin_here)
 
 

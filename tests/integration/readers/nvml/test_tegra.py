@@ -38,14 +38,12 @@ def open_reader(standin_here: StandIn, open_driver: Callable[[], Driver], tmp_pa
 
 
 def write_clients(rootfs: Path, text: str) -> None:
-    """Write nvmap's list of clients."""
     place = rootfs / "sys/kernel/debug/nvmap/iovmm/clients"
     place.parent.mkdir(parents=True)
     place.write_text(text, newline="")
 
 
 def name_process(proc: Path, pid: int, name: str) -> None:
-    """Give a process the name that the kernel shows."""
     (proc / str(pid)).mkdir()
     (proc / str(pid) / "comm").write_text(f"{name}\n", newline="")
 

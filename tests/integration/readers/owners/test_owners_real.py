@@ -38,7 +38,6 @@ KERNEL = "0f3a9d52-7c11-4b6e-9a55-1d2c3b4a5f60"
 
 
 def asked(owners: OwnerReader, host: Host, pid: int) -> tuple[ProcessRow, Owner | None]:
-    """Return the row of a process and its owner."""
     row = sure(host.row(pid))
     known = sure(host.facts(row))
     (learned,) = owners.add_owners([known], timeout=30)
@@ -47,7 +46,6 @@ def asked(owners: OwnerReader, host: Host, pid: int) -> tuple[ProcessRow, Owner 
 
 
 def fresh() -> tuple[OwnerReader, Host, Clock]:
-    """Look at this very host."""
     host, clock = Host(Path("/proc")), Clock()
     return OwnerReader(host, Path("/"), clock=clock), host, clock
 
@@ -96,7 +94,6 @@ VS_CODE = f"kernel-v3{'0f' * 20}"
 
 
 def notebook_of(pid: int) -> str:
-    """Return the notebook of a real process."""
     owners, host, _ = fresh()
     _, owner = asked(owners, host, pid)
     return sure(owner).notebook

@@ -224,7 +224,6 @@ class Steps:
     now = 1000.0
 
     def __call__(self) -> float:
-        """Return its time."""
         return self.now
 
 
