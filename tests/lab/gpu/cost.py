@@ -82,12 +82,10 @@ def window(programs: dict[str, Program], seconds: float, interval: float) -> dic
     told: dict[str, Any] = {"seconds": took, "interval": interval}
     for name, each in programs.items():
         after = used(each.pid)
-        by_process = {
-            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()[-70:]: 1000
-            * (now - before[name].get(pid, 0.0))
-            / took
-            for pid, now in after.items()
-        }
+        by_process = {}
+        for pid, now in after.items():
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()[-70:]
+            by_process[command] = 1000 * (now - before[name].get(pid, 0.0)) / took
         memory = cost.memory(each.pid)
         told[name] = {
             "ms_per_second": sum(by_process.values()),
@@ -165,9 +163,7 @@ class Place:
         path = [STARTUP, env["PYTHONPATH"], *([str(FAKE)] if self._standin is not None else [])]
         env["PYTHONPATH"] = os.pathsep.join(path)
         if self._standin is not None:
-            env["LD_PRELOAD"] = (
-                self._library
-            )  # holders map the driver; one that does not is read again each time
+            env["LD_PRELOAD"] = self._library  # a holder that does not map the driver is read again each time
         command = [sys.executable, str(Path(__file__).with_name("programs.py")), "hold", "64"]
         self._pids += [self._holding.enter_context(started(command, env)) for _ in range(count)]
         self._list()
@@ -214,8 +210,7 @@ def measure(out: Path, *, rehearse: bool, quick: bool) -> None:
             keep("25 holders, 1 s", window(both, 30 * share, 1))
             keep("25 holders, 15 s", window(both, 30 * share, 15 * share))
             keep("25 holders, 60 s", window(both, 60 * share, 60 * share))
-            text = ours.scrape().text
-            (out / "page.txt").write_text(text, encoding="utf-8")
+            (out / "page.txt").write_text(ours.scrape().text, encoding="utf-8")
 
 
 def main() -> None:

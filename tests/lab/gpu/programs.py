@@ -105,17 +105,24 @@ def gradients() -> None:
     sys.stdin.read()
 
 
+def wait_for_provider() -> Any:  # noqa: ANN401 each framework's own
+    """Return the agent's provider, once it has started."""
+    from vramledger_agent.worker import worker
+
+    deadline = time.monotonic() + 10
+    while not worker.poller.has_started() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return next(state.provider for state in worker.poller.states.values() if state.started)
+
+
 def lock(blocks: str) -> None:
     """Measure the CPU time of the thread for one report, with this number of live blocks."""
     from vramledger_agent.worker import worker
 
     kept = [bytes_on(64 * 1024) for _ in range(int(blocks))]
-    deadline = time.monotonic() + 10
-    while not worker.poller.has_started() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    provider = wait_for_provider()
     time.sleep(1.5)
     worker.stop_thread(1.0)
-    provider = next(state.provider for state in worker.poller.states.values() if state.started)
     spans: dict[str, list[float]] = {"report": [], "counters": [], "snapshot": []}
     for _ in range(500):
         begun = time.thread_time_ns()
@@ -126,16 +133,13 @@ def lock(blocks: str) -> None:
         spans["counters"].append((time.perf_counter_ns() - begun) / 1000)
     for _ in range(50):
         begun = time.perf_counter_ns()
-        provider.allocator.survey_blocks(0, 1_000_000)  # type: ignore[attr-defined]
+        provider.allocator.survey_blocks(0, 1_000_000)
         spans["snapshot"].append((time.perf_counter_ns() - begun) / 1000)
-    tell(
-        blocks=len(kept),
-        **{
-            name: [statistics.median(span), sorted(span)[int(len(span) * 0.99)]]
-            for name, span in spans.items()
-        },
-        dropped=worker.session.transport.dropped if worker.session is not None else None,
-    )
+    told = {
+        name: [statistics.median(span), sorted(span)[len(span) * 99 // 100]] for name, span in spans.items()
+    }
+    dropped = worker.session.transport.dropped if worker.session is not None else None
+    tell(blocks=len(kept), **told, dropped=dropped)
 
 
 def trainer(milliseconds: float) -> Callable[[], None]:
@@ -183,15 +187,9 @@ def trainer(milliseconds: float) -> Callable[[], None]:
 
 def hooked(turns: str) -> None:
     """Measure an optimizer step's CPU time with and without the agent's hook, alternately."""
-    from vramledger_agent.worker import worker
-
     parameters = [bytes_on(MIB)] if FAKE else [torch.nn.Parameter(torch.zeros(16, device="cuda"))]
     optimizer: Any = (torch.optim.Adam if FAKE else torch.optim.SGD)(parameters)
-    deadline = time.monotonic() + 10
-    while not worker.poller.has_started() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    provider: Any = next(state.provider for state in worker.poller.states.values() if state.started)
-    steps = provider.optimizer_steps
+    steps = wait_for_provider().optimizer_steps
 
     def span(times: int = 20_000) -> float:
         begun = time.thread_time_ns()
@@ -217,11 +215,8 @@ def paired(milliseconds: str, seconds: str, blocks: str, interval: str) -> None:
     from vramledger_agent.worker import worker
 
     step = trainer(float(milliseconds))
-    deadline = time.monotonic() + 10
-    while not worker.poller.has_started() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    provider = wait_for_provider()
     worker.settings.interval = float(interval)
-    provider: Any = next(state.provider for state in worker.poller.states.values() if state.started)
 
     def switch(*, on: bool) -> None:
         if on:
