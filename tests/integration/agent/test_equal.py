@@ -25,11 +25,9 @@ REPORT = [
     "/bin/cat",
     *(
         f"/proc/self/{name}"
-        for name in ("status", "limits", "oom_score_adj", "coredump_filter", "personality")
+        for name in "status limits oom_score_adj coredump_filter personality cgroup fdinfo/0 fdinfo/1"
+        " fdinfo/2 fdinfo/7 environ stat".split()
     ),
-    "/proc/self/cgroup",
-    *(f"/proc/self/fdinfo/{number}" for number in (0, 1, 2, 7)),
-    *("/proc/self/environ", "/proc/self/stat"),
 ]
 """A program that says what the kernel knows of it, and that changes none of it."""
 
@@ -194,6 +192,8 @@ def test_what_the_shell_would_have_started(run: Path, tmp_path: Path) -> None:
         shell = ended(["bash", "-c", '"$@"', "bash", *command], path)
         assert (inside.status, inside.out) == (shell.status, shell.out), command
         assert inside.status == status
+    missing = b"vramledger-agent: no-such-program: there is no such program\n"
+    assert ended([str(run), "run", "--", "no-such-program"], path).errors == missing
 
 
 def test_the_directory_and_the_users_start_up_files_are_the_programs(run: Path, tmp_path: Path) -> None:
@@ -393,9 +393,8 @@ def test_what_a_python_program_can_say(name: str, run: Path, tmp_path: Path) -> 
     command = [sys.executable, str(program)]
 
     without = ended(command, environ, tmp_path)
-    inside = ended(
-        [str(run), "run", "--agent.socket", str(tmp_path / "none"), "--", *command], environ, tmp_path
-    )
+    starter = [str(run), "run", "--agent.socket", str(tmp_path / "none"), "--"]
+    inside = ended([*starter, *command], environ, tmp_path)
 
     assert (inside.status, inside.out) == (without.status, without.out)
     assert ADDRESS.sub(b"", inside.errors) == ADDRESS.sub(b"", without.errors)

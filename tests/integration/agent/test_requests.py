@@ -23,17 +23,6 @@ def send(handler: requests.RequestHandler, name: str = "reclaim") -> dict[str, o
         return response
 
 
-def test_what_a_newer_exporter_asks_is_answered() -> None:
-    """A request that this version does not know is refused as such, and the next one is handled."""
-    handler = requests.RequestHandler({"reclaim": lambda _: {"devices": []}})
-
-    refused = send(handler, "weather")
-
-    assert refused["ok"] is False
-    assert "does not know" in str(refused["error"])
-    assert send(handler)["ok"] is True
-
-
 def test_a_process_without_a_thread_to_spare_can_be_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """When no thread can be started the client gets an error, and the next request is handled."""
     handler = requests.RequestHandler({"reclaim": lambda _: {"devices": []}})

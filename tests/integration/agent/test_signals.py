@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import textwrap
 from pathlib import Path
@@ -18,7 +17,6 @@ from tests.support.listening import (
     finish,
     start,
 )
-from tests.support.requirements import require_frameworks
 
 BEGINNING = """
 import os, random, signal, sys, time
@@ -126,31 +124,6 @@ def test_every_exception_of_a_handler_arrives(place: Path, exporter: FakeExporte
     assert exporter.reports
 
 
-def test_imports_drop_the_same_without_the_agent(tmp_path: Path) -> None:
-    """Without an agent, the exceptions of an import are those that arrive and those that its locks drop."""
-    tmp_path.joinpath("again.py").touch()
-    code = BEGINNING + textwrap.dedent(f"""
-        sys.path.insert(0, {str(tmp_path)!r})
-        def import_again():
-            sys.modules.pop("again", None)
-            __import__("again")
-        count(import_again, 500, 0.001)
-        def trace(frame, event, argument):
-            "Send a signal within the callback of an import's lock."
-            if frame.f_code.co_name != "cb" or "importlib" not in frame.f_code.co_filename:
-                return None
-            sys.settrace(None)
-            signal.raise_signal(signal.SIGALRM)
-        before = dropped
-        sys.settrace(trace)
-        import_again()
-        print("vramledger_agent" in sys.modules, dropped - before)
-    """)
-    bare = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-
-    assert finish(start(code, bare)) == "True True\nFalse 1\n"
-
-
 @pytest.mark.parametrize(
     "kind",
     [
@@ -239,27 +212,6 @@ def test_a_signal_reaches_the_thread_that_waits_for_it(place: Path, exporter: Fa
     assert exporter.reports
 
 
-def test_forks_are_not_warned_of(place: Path, exporter: FakeExporter) -> None:
-    """Python warns of no fork of a program that has no thread of its own, and the program is reported on."""
-    code = textwrap.dedent("""
-        import os, sys, torch, warnings
-        warnings.simplefilter("always")
-        kept = torch.Tensor(8)
-        wait_for_report()
-        for _ in range(200):
-            pid = os.fork()
-            if pid == 0:
-                os._exit(0)
-            os.waitpid(pid, 0)
-        wait_for_report()
-        from vramledger_agent.worker import worker
-        print(worker.current_run is not None, worker.errors)
-    """)
-
-    assert finish(start(WAIT_FOR_REPORT + code, environment(place, FAKE))) == "True {}\n"
-    assert len(exporter.reports) == 1
-
-
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="before 3.12 no thread is stopped for a fork")
 def test_a_fork_interrupted_at_any_step_leaves_one_thread(place: Path, exporter: FakeExporter) -> None:
     """Wherever a signal interrupts our steps before a fork, it arrives, and we have one thread afterwards."""
@@ -345,39 +297,6 @@ def test_a_fork_leaves_the_thread_where_the_program_has_others(place: Path, expo
         return
     with FakeExporter(place / "agent.sock"):
         assert finish(start(WAIT_FOR_REPORT + code, environment(place, FAKE))) == "True\n"
-
-
-THREADS = """
-import os
-def threads():
-    return len(os.listdir("/proc/self/task"))
-"""
-
-
-@pytest.mark.thorough
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "framework",
-    [
-        "import tensorflow as tf; value = tf.constant([1.0]) + 1",
-        "import jax.numpy as jnp; value = jnp.ones(3) + 1; value.block_until_ready()",
-        "import torch; value = torch.ones(3) + 1",
-    ],
-)
-def test_no_thread_of_the_system_without_a_gpu(place: Path, framework: str) -> None:
-    """Without a GPU we start no thread, neither at the import of a framework nor when it is used."""
-    if sys.platform != "linux" or list(Path("/dev").glob("nvidia[0-9]*")):
-        pytest.skip("this host has a GPU")
-    code = THREADS + textwrap.dedent(f"""
-        import sys
-        {framework}
-        worker = sys.modules.get("vramledger_agent.worker")
-        print(worker is not None, worker is not None and worker.worker.current_run is not None)
-    """)
-    process = start(code, environment(place), python=require_frameworks())
-    out, _ = process.communicate()
-
-    assert out == "True False\n"
 
 
 def test_a_report_interrupted_anywhere_is_passed_on(place: Path, exporter: FakeExporter) -> None:

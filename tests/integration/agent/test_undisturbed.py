@@ -39,22 +39,11 @@ class Pair(NamedTuple):
 
 def start(python: Path, program: Path, path: Path, *, agent: bool) -> subprocess.Popen[str]:
     """Start a program, with ``vramledger run`` if the agent is to be inside."""
-    environ = {
-        **os.environ,
-        "PYTHONPATH": str(AGENT_ROOT) if agent else "",
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-    }
+    own = {"PYTHONPATH": str(AGENT_ROOT) if agent else "", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    environ = {**os.environ, **own}
     command = [str(python), str(program)]
     if agent:
-        told = [
-            "--agent.socket",
-            str(path),
-            "--agent.interval",
-            "250ms",
-            "--allow-snapshot",
-            "--allow-reclaim",
-        ]
+        told = [f"--agent.socket={path}", "--agent.interval=250ms", "--allow-snapshot", "--allow-reclaim"]
         command = [sys.executable, "-m", "vramledger_agent", "run", *told, "--", *command]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, text=True, cwd=program.parent)
@@ -121,8 +110,9 @@ def test_no_module_but_ours_and_pythons(pair: Pair) -> None:
 
 
 def test_no_thread_is_seen_and_nobody_is_told(pair: Pair) -> None:
-    """Without a GPU nothing is reported: the program sees no agent thread, the exporter no connection."""
+    """Without a GPU nothing is reported: the agent has no thread, and the exporter no connection."""
     assert pair.inside.told["threads"] == pair.without.told["threads"]
+    assert pair.inside.told["agents_thread"] is False
     assert not pair.connected
 
 

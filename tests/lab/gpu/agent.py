@@ -62,7 +62,7 @@ class Machine:
             self.handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
 
     def holdings(self) -> list[dict[int, int]]:
-        listed = map(self.nvml.nvmlDeviceGetComputeRunningProcesses, self.handles)
+        listed = [self.nvml.nvmlDeviceGetComputeRunningProcesses(handle) for handle in self.handles]
         return [{process.pid: process.usedGpuMemory for process in processes} for processes in listed]
 
     def memory(self) -> list[Any]:
