@@ -82,10 +82,10 @@ def test_hook_in_an_environment(newer: str | None, place: Path, exporter: FakeEx
     subprocess.run([maker, "-m", "venv", "--without-pip", str(place / "env")], check=True)
     usual = environment(place)
     usual["PYTHONPATH"] = str(AGENT_ROOT)
-    code = "import sys; from vramledger_agent.cli import main; sys.exit(main(['run', sys.argv[1]]))"
 
     def hook(flag: str) -> str:
-        return finish(start(f"import sys; sys.argv[1:] = ['{flag}']; {code}", usual, python=python))
+        code = f"import sys; from vramledger_agent.cli import main; sys.exit(main(['run', '{flag}']))"
+        return finish(start(code, usual, python=python))
 
     assert hook("--install").startswith("Installed the start-up hook in ")
     (packages,) = (place / "env").glob("lib/python3.*/site-packages")

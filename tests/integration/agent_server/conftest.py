@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
@@ -106,3 +107,9 @@ def running(tmp_path: Path) -> Iterator[Running]:
     listening = Running(path, Path("/proc"))
     yield listening
     listening.close()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as opened:
+        yield opened

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -37,12 +37,6 @@ LONG = 40
 Blocking: TypeAlias = "Lingerer | BlockingFiles"
 Attack = Callable[[Path, Blocking], None]
 REPORT = json.dumps(report()).encode()
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as opened:
-        yield opened
 
 
 @pytest.fixture(params=["socket", "file"])

@@ -7,8 +7,6 @@ import errno
 import json
 import os
 import socket
-import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -29,8 +27,7 @@ from vramledger.agent_server.connection import SILENT_AFTER
 from vramledger.agent_server.discovery import NO_SOCKET, find_exporter, request_agents
 from vramledger.agent_server.unix_socket import SocketFile
 from vramledger.errors import StartupError
-from vramledger.model.agent_report import Agent, ReportedRank, read_report
-from vramledger.model.reading import Reading, decode, encode
+from vramledger.model.agent_report import Agent, ReportedRank
 from vramledger_agent import transport
 from vramledger_agent.protocol.messages import MAX_MESSAGE_BYTES
 
@@ -38,12 +35,6 @@ NOBODY = 65534
 ME = os.getpid()
 NO_PID = 5_000_000
 """No process has this pid or a larger one: the kernel's limit is 2**22."""
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as opened:
-        yield opened
 
 
 def connected(running: Running, stack: ExitStack) -> socket.socket:
@@ -437,40 +428,6 @@ def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> Non
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_many_agents_come_and_go(running: Running) -> None:
-    """Threads that connect, report and disconnect immediately leave nothing behind."""
-    before = len(list(Path("/proc/self/fd").iterdir()))
-
-    def visit() -> None:
-        for number in range(20):
-            with connect(running.path) as connection:
-                send(connection, report(number))
-
-    threads = [threading.Thread(target=visit) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    wait_until(lambda: running.next_health.connections == 0, "everybody to have left")
-    assert running.agents == ()
-    # There are fewer when one of an earlier test was closed too.
-    wait_until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before, "every descriptor to be closed")
-
-
-def test_agents_in_a_recording_are_the_same_again() -> None:
-    """A reading with agents is written and read without a loss."""
-    told = read_report(
-        report(frameworks=[torch(categories={"gradients": 1})], visible={"CUDA_VISIBLE_DEVICES": "0"})
-    )
-    agents = (
-        Agent(1, 2, 3, 4.5, problem="", report=told),
-        Agent(9, 8, 7, None, problem="silent", report=None),
-    )
-    reading = Reading(1.0, 2.0, agents=agents)
-
-    assert decode(encode(reading)) == reading
-
-
 def test_a_report_dies_with_its_process_though_a_child_holds_the_connection(
     running: Running, stage: Stage
 ) -> None:
@@ -502,14 +459,4 @@ def test_the_last_report_of_a_program_that_ran_out_of_memory_is_read_once(
     assert agent.pid == program.pid
     assert agent.report is not None
     assert (agent.report.sequence, agent.report.last_oom is None) == (2, False)
-    assert running.reading().agents == ()
-
-
-def test_a_program_that_ends_as_it_should_leaves_no_report(running: Running, stage: Stage) -> None:
-    """Without a failed allocation nothing is kept of a program that has ended."""
-    program = stage.start(("connect", str(running.path)), ("say", report()))
-    wait_until(lambda: running.agents, "the report")
-    program.end()
-    wait_until(lambda: not running.agents, "the program's end")
-
     assert running.reading().agents == ()

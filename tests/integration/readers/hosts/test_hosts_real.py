@@ -1,7 +1,6 @@
 """Facts of real processes, checked against psutil and the system calls, in every process tree."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,12 +18,7 @@ from vramledger.readers.hosts.host import Host
 
 PROC = Path("/proc")
 ADOPTED = "whoever adopts"
-LETTERS = {
-    psutil.STATUS_RUNNING: "R",
-    psutil.STATUS_SLEEPING: "S",
-    psutil.STATUS_STOPPED: "T",
-    psutil.STATUS_ZOMBIE: "Z",
-}
+LETTERS = {psutil.STATUS_STOPPED: "T", psutil.STATUS_ZOMBIE: "Z"}
 
 
 class Seen(NamedTuple):
@@ -114,18 +108,6 @@ EXPECTED: dict[str, tuple[Seen, Seen]] = {
 TREES = {tree.name: tree for tree in (*HEALTHY, *LEFTOVERS)}
 
 
-@pytest.fixture(params=[TREES[name] for name in EXPECTED], ids=[*EXPECTED])
-def tree(request: pytest.FixtureRequest) -> Tree:
-    chosen: Tree = request.param
-    return chosen
-
-
-@pytest.fixture
-def cast(tree: Tree) -> Iterator[Cast]:
-    with tree.play() as cast:
-        yield cast
-
-
 @pytest.fixture
 def host() -> Host:
     return Host(PROC)
@@ -144,10 +126,7 @@ def _leads(leader: int, holder: int, parent: int, launcher: int | None) -> str:
     return names.get(leader, "other")
 
 
-WORKER_SIGNS = (
-    *("LOCAL_RANK", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"),
-    "RAY_RAYLET_PID",
-)
+WORKER_SIGNS = "LOCAL_RANK TORCHELASTIC_RUN_ID OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK RAY_RAYLET_PID".split()
 
 
 def _has_variable(pid: int, name: str) -> bool:
@@ -183,13 +162,15 @@ def _check(host: Host, cast: Cast, expected: Seen) -> None:
         assert parent.init is (parent.pid == 1 or _row(host, parent.pid).ppid == 0)
 
 
-def test_facts_tell_the_moments_before_and_after(host: Host, tree: Tree, cast: Cast) -> None:
+@pytest.mark.parametrize("name", EXPECTED)
+def test_facts_tell_the_moments_before_and_after(host: Host, name: str) -> None:
     """All evidence for the states is read right, before the launcher ends and after."""
-    before, after = EXPECTED[tree.name]
-    _check(host, cast, before)
-    _check_rows(host, cast)
-    cast.lose_launcher()
-    _check(host, cast, after)
+    before, after = EXPECTED[name]
+    with TREES[name].play() as cast:
+        _check(host, cast, before)
+        _check_rows(host, cast)
+        cast.lose_launcher()
+        _check(host, cast, after)
 
 
 def _check_rows(host: Host, cast: Cast) -> None:
@@ -202,17 +183,10 @@ def _check_rows(host: Host, cast: Cast) -> None:
             "the holder does not come to rest",
         )
         row, facts = _row(host, pid), _facts(host, pid)
-        assert row == ProcessRow(
-            pid=pid,
-            start=row.start,
-            state="S",
-            ppid=process.ppid(),
-            pgrp=os.getpgid(pid),
-            session=os.getsid(pid),
-            tty=row.tty,
-            threads=process.num_threads(),
-            program=row.program,
-        )
+        same = {"tty": row.tty, "program": row.program}
+        groups = (os.getpgid(pid), os.getsid(pid))
+        expected = (pid, row.start, "S", process.ppid(), *groups)
+        assert row == ProcessRow(*expected, threads=process.num_threads(), **same)
         assert (row.tty != 0) == holder.order("has_terminal")
         assert host.boot_time + row.start / host.ticks == pytest.approx(process.create_time(), abs=0.1)
         assert (facts.uid, facts.user) == (process.uids().real, process.username())

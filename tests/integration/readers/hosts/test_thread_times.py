@@ -55,18 +55,12 @@ class CommandedProgram:
         inside = [(told[0], answers[1]) for told, answers in pipes]
         self.helpers = [(told[1], answers[0]) for told, answers in pipes]
         specs = [f"{told}:{answers}:{name}" for (told, answers), name in zip(inside, names, strict=True)]
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *specs],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=[number for pair in inside for number in pair],
-        )
-        for number in (number for pair in inside for number in pair):
+        command, numbers = [sys.executable, "-c", PROGRAM, *specs], [each for pair in inside for each in pair]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, pass_fds=numbers)
+        for number in numbers:
             os.close(number)
-        stdin, stdout = self.process.stdin, self.process.stdout
-        if stdin is None or stdout is None:  # pragma: no cover - PIPE gives both
-            raise RuntimeError
-        self.main = (stdin.fileno(), stdout.fileno())
+        self.main = (sure(self.process.stdin).fileno(), sure(self.process.stdout).fileno())
         self.pid = self.process.pid
         for _, answers in (self.main, *self.helpers):
             os.read(answers, 1)
@@ -74,10 +68,7 @@ class CommandedProgram:
 
     @property
     def row(self) -> ProcessRow:
-        row = read_row("/proc", self.pid)
-        if row is None:  # pragma: no cover - it lives
-            raise RuntimeError
-        return row
+        return sure(read_row("/proc", self.pid))
 
     def tell(self, thread: tuple[int, int], command: str, times: int = 1) -> None:
         """Let a thread do something this often, and wait until all threads sleep again."""
@@ -153,11 +144,9 @@ def test_any_thread_that_runs_is_told_from_the_main_one(start: Callable[..., Com
     program = start("")
     looking = looked(program)
     program.tell(program.main, ".", 3)
-    by_main = looking.look(program)
+    by_main = sure(looking.look(program))
     program.tell(program.helpers[0], "w", 2)
-    by_other = looking.look(program)
-    assert by_main is not None
-    assert by_other is not None
+    by_other = sure(looking.look(program))
     assert by_main.main_runs >= 3
     assert by_main.other_runs == 0
     assert (by_other.main_runs, by_other.still) == (0, False)
@@ -170,11 +159,9 @@ def test_thread_that_lived_between_two_looks_does_not_hide(start: Callable[..., 
     program = start("")
     looking = looked(program)
     program.tell(program.helpers[0], "t")
-    short = looking.look(program)
+    short = sure(looking.look(program))
     program.tell(program.helpers[0], "k")
-    stays = looking.look(program)
-    assert short is not None
-    assert stays is not None
+    stays = sure(looking.look(program))
     assert (short.still, short.changed) == (False, 0)
     assert (stays.still, stays.changed) == (False, 1)
 
@@ -309,8 +296,7 @@ def test_many_threads_are_spread_over_samples(start: Callable[..., CommandedProg
         place = tasks / str(10_000_000 + number)
         place.mkdir()
         (place / "schedstat").write_text("1000000 0 5\n")
-    ticking = Looking(str(tmp_path))
-    reads = 0
+    ticking, reads = Looking(str(tmp_path)), 0
 
     def clock() -> float:
         nonlocal reads

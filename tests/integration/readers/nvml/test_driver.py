@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,14 @@ from vramledger.model.reading import FAILURE_REASONS
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.driver import Driver, check_access
 
+OpenDriver = Callable[[], Driver]
 
-def test_versions_are_those_of_the_driver(standin_here: StandIn) -> None:
+
+def test_versions_are_those_of_the_driver(standin_here: StandIn, open_driver: OpenDriver) -> None:
     """The driver's version and the highest CUDA version are reported."""
     standin_here.state.cuda_version = 12080
-    driver = Driver.open()
+    driver = open_driver()
     assert (driver.driver_version, driver.cuda_version) == ("580.159.04", "12.8")
-    driver.close()
 
 
 @pytest.mark.parametrize(
@@ -100,19 +102,18 @@ def test_a_reloaded_driver_can_be_opened_again(standin_here: StandIn, open_reade
     assert (caught.value.reason, read(new).error) == ("driver-lost", None)
 
 
-def test_a_plugged_gpu_is_counted(standin_here: StandIn) -> None:
+def test_a_plugged_gpu_is_counted(standin_here: StandIn, open_driver: OpenDriver) -> None:
     """The number of GPUs is read again each time."""
-    driver = Driver.open()
+    driver = open_driver()
     assert driver.device_count() == 1
     standin_here.device_count = 3
     assert driver.device_count() == 3
-    driver.close()
 
 
-def test_xid_errors_come_as_events(standin_here: StandIn) -> None:
+def test_xid_errors_come_as_events(standin_here: StandIn, open_driver: OpenDriver) -> None:
     """Every XID since the last wait is returned once, with the UUID of its GPU."""
     standin_here.device_count = 2
-    driver = Driver.open()
+    driver = open_driver()
     assert driver.wait_events(0.001) == []
     standin_here.xid(79, device=1)
     standin_here.xid(31, device=0)
@@ -120,33 +121,32 @@ def test_xid_errors_come_as_events(standin_here: StandIn) -> None:
     actual = [(event.uuid, event.xid) for event in events]
     assert actual == [(standin_here.device(1).uuid, 79), (standin_here.device(0).uuid, 31)]
     assert driver.wait_events(0.001) == []
-    driver.close()
 
 
-def test_other_events_are_no_xid_errors(standin_here: StandIn) -> None:
+def test_other_events_are_no_xid_errors(standin_here: StandIn, open_driver: OpenDriver) -> None:
     """A clock change event does not count as an error."""
-    driver = Driver.open()
+    driver = open_driver()
     driver.wait_events(0.001)
     standin_here.xid(1, event_type=0x10)
     assert driver.wait_events(0.01) == []
-    driver.close()
 
 
-def test_gpus_without_xid_events_never_have_one(standin_here: StandIn) -> None:
+def test_gpus_without_xid_events_never_have_one(standin_here: StandIn, open_driver: OpenDriver) -> None:
     """Where XID events are not supported the wait only pauses and does not call the driver."""
     standin_here.device(0).set(event_types=0x10)
-    driver = Driver.open()
+    driver = open_driver()
     assert driver.wait_events(0.001) == []
     assert driver.wait_events(0.001) == []
     assert standin_here.calls("nvmlEventSetWait_v2") == 0
     assert standin_here.calls("nvmlDeviceGetSupportedEventTypes") == 1
-    driver.close()
 
 
-def test_a_lost_gpu_does_not_silence_the_events_of_the_others(standin_here: StandIn) -> None:
+def test_a_lost_gpu_does_not_silence_the_events_of_the_others(
+    standin_here: StandIn, open_driver: OpenDriver
+) -> None:
     """When waiting fails because of a lost GPU, the wait continues without that GPU."""
     standin_here.device_count = 2
-    driver = Driver.open()
+    driver = open_driver()
     driver.wait_events(0.001)
     standin_here.device(0).lost = True
     standin_here.fail("nvmlEventSetWait_v2", Code.GPU_IS_LOST)
@@ -155,18 +155,16 @@ def test_a_lost_gpu_does_not_silence_the_events_of_the_others(standin_here: Stan
     assert driver.wait_events(0.001) == []
     standin_here.xid(13, device=1)
     assert [event.xid for event in driver.wait_events(5.0)] == [13]
-    driver.close()
 
 
-def test_events_end_with_the_driver(standin_here: StandIn) -> None:
+def test_events_end_with_the_driver(standin_here: StandIn, open_driver: OpenDriver) -> None:
     """A driver that disappears during the wait is reported as lost."""
-    driver = Driver.open()
+    driver = open_driver()
     driver.wait_events(0.001)
     standin_here.reload_driver()
     with pytest.raises(DriverError) as caught:
         driver.wait_events(0.001)
     assert caught.value.reason == "driver-lost"
-    driver.close()
 
 
 def test_close_releases_the_driver(standin_here: StandIn) -> None:
