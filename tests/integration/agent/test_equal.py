@@ -109,14 +109,9 @@ class Ended(NamedTuple):
 
 def ended(command: list[str], environ: dict[str, str] | None = None, place: Path | None = None) -> Ended:
     done = subprocess.run(
-        command,
-        env=environ,
-        cwd=place,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=False,
+        command, env=environ, cwd=place, stdin=subprocess.DEVNULL, capture_output=True, check=False,
         timeout=60,
-    )
+    )  # fmt: skip
     return Ended(done.returncode, done.stdout.split(b"\n"), done.stderr)
 
 

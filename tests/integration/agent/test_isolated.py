@@ -199,13 +199,9 @@ def test_a_function_of_a_notebook(method: str) -> None:
     environ = {**os.environ, "PYTHONPATH": str(AGENT_ROOT)}
     code = NOTEBOOK.replace("METHOD", method)
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False,
         timeout=PATIENCE,
-    )
+    )  # fmt: skip
     first, second = done.stdout.splitlines()
 
     assert first == "[3, 3]"

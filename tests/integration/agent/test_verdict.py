@@ -148,15 +148,9 @@ FULL: dict[str, int | None] = {"reserved": 100, "active": 60, "inactive_split": 
 
 @pytest.mark.parametrize(
     ("expandable", "private", "figure", "expected"),
-    [
-        (False, 0, FULL, 25),
-        (True, 0, FULL, None),
-        (None, 0, FULL, None),
-        (False, 7, FULL, None),
-        (False, None, FULL, None),
-        (False, 0, {**FULL, "inactive_split": None}, None),
-    ],
-)
+    [(False, 0, FULL, 25), (True, 0, FULL, None), (None, 0, FULL, None), (False, 7, FULL, None),
+     (False, None, FULL, None), (False, 0, {**FULL, "inactive_split": None}, None)],
+)  # fmt: skip
 def test_reclaimable(
     expandable: bool | None, private: int | None, figure: dict[str, int | None], expected: int | None
 ) -> None:
@@ -166,14 +160,10 @@ def test_reclaimable(
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [
-        ("", False),
-        ("expandable_segments:True", True),
-        ("max_split_size_mb:128, expandable_segments:True", True),
-        ("expandable_segments:False", False),
-        ("roundup_power2_divisions:[256:1,512:2],expandable_segments:True", True),
-    ],
-)
+    [("", False), ("expandable_segments:True", True),
+     ("max_split_size_mb:128, expandable_segments:True", True), ("expandable_segments:False", False),
+     ("roundup_power2_divisions:[256:1,512:2],expandable_segments:True", True)],
+)  # fmt: skip
 def test_enables_expandable_segments(text: str, expected: bool) -> None:
     """The allocator's configuration says whether segments expand."""
     assert enables_expandable_segments(text) is expected
@@ -233,11 +223,8 @@ def test_first_survey_comes_soon() -> None:
 def test_below_zero_is_not_known() -> None:
     """A figure below zero is left out like one that is not reported, at every depth."""
     device = {
-        "ordinal": 0,
-        "reserved": -1,
-        "allocated": None,
-        "categories": {"gradients": -5, "optimizer": 0},
-    }
+        "ordinal": 0, "reserved": -1, "allocated": None, "categories": {"gradients": -5, "optimizer": 0},
+    }  # fmt: skip
     entry: dict[str, object] = {"supported": False, "devices": [device], "policy": None}
 
     assert session.drop_unknown(entry) == {

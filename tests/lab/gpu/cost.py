@@ -90,14 +90,11 @@ def window(programs: dict[str, Program], seconds: float, interval: float) -> dic
         told[name] = {
             "ms_per_second": sum(by_process.values()),
             "ms_per_second_by_ticks": 1000 * (cost.cpu_seconds(each.pid) - whole[name]) / took,
-            "by_process": by_process,
-            "scrape_median_ms": 1000 * statistics.median(scrapes[name]),
-            "scrape_most_ms": 1000 * max(scrapes[name]),
-            "scrapes": len(scrapes[name]),
-            "series": series[name],
-            "rss_mib": memory.rss / MIB,
+            "by_process": by_process, "scrape_median_ms": 1000 * statistics.median(scrapes[name]),
+            "scrape_most_ms": 1000 * max(scrapes[name]), "scrapes": len(scrapes[name]),
+            "series": series[name], "rss_mib": memory.rss / MIB,
             "pss_mib": None if memory.pss is None else memory.pss / MIB,
-        }
+        }  # fmt: skip
     return told
 
 

@@ -100,6 +100,7 @@ Fate = Literal[
 ]
 
 _SILENCING: tuple[Fate, ...] = ("silent", "stopped", "stuck")
+_TOLD: tuple[Fate, ...] = ("stuck", "orphaned")
 _HALTING: tuple[Fate, ...] = ("stopped", "zombie", "stuck", "dead")
 
 FaultKind = Literal[
@@ -172,22 +173,12 @@ class Process:
     def facts(self, now: float) -> ProcessFacts:
         """Return the facts that are read once for it."""
         return ProcessFacts(
-            pid=self.pid,
-            start=self.start,
-            uid=UID,
-            user=self.user,
-            comm=self.command[:15],
-            command=self.command,
-            signs=self.signs,
-            cgroup=(f"0::{self.cgroup}",) if self.cgroup else None,
-            owner=self.owner or Owner("user", self.user),
-            libraries=LIBRARIES.get(self.framework),
-            settings=self.settings,
-            parent=self.parent(now),
-            leader_alive=not self.met("orphaned", now),
-            uses_gpu=bool(self.places),
-            rank=self.rank,
-        )
+            pid=self.pid, start=self.start, uid=UID, user=self.user, comm=self.command[:15],
+            command=self.command, signs=self.signs, cgroup=(f"0::{self.cgroup}",) if self.cgroup else None,
+            owner=self.owner or Owner("user", self.user), libraries=LIBRARIES.get(self.framework),
+            settings=self.settings, parent=self.parent(now), leader_alive=not self.met("orphaned", now),
+            uses_gpu=bool(self.places), rank=self.rank,
+        )  # fmt: skip
 
     def row(self, now: float) -> ProcessRow:
         state, threads = "S", 12
@@ -315,13 +306,15 @@ class Host:
         return replace(reading, **changes)
 
     def _full(self, outline: Reading, shown: Sequence[Process], now: float) -> Reading:
-        alive = [process for process in shown if not process.met("dead", now)]
+        alive = [each for each in shown if not each.met("dead", now)]
         gone = {fault.gpu for fault in self.present("device gone", now)}
         devices = tuple(
-            self._device(gpu, shown, now, outline.time)
-            for place, gpu in enumerate(self.gpus)
-            if place not in gone
+            self._device(gpu, shown, now, outline.time) for n, gpu in enumerate(self.gpus) if n not in gone
         )
+        stuck, orphaned = ([each for each in alive if each.met(fate, now)] for fate in _TOLD)
+        hidden = [int(fault.number) for fault in self.present("hidden holder", now)]
+        failing = {fault.name for fault in self.present("collector", now)}
+        xids = [f for f in self.faults if f.kind == "xid" and now - self.interval < f.since <= now]
         return replace(
             outline,
             duration=0.01,
@@ -330,46 +323,23 @@ class Host:
             driver_version="580.159.04",
             cuda_version="13.0",
             devices=devices,
-            rows=tuple(process.row(now) for process in alive),
-            cpu_taken=tuple((process.pid, _quiet_cpu(process.pid, now)) for process in alive),
-            unseen=dict.fromkeys(
-                {process.pid for process in shown} - {process.pid for process in alive}, "gone"
-            ),
+            rows=tuple(each.row(now) for each in alive),
+            cpu_taken=tuple((each.pid, _quiet_cpu(each.pid, now)) for each in alive),
+            unseen=dict.fromkeys({each.pid for each in shown} - {each.pid for each in alive}, "gone"),
             waits=tuple(
-                DriverWait(
-                    process.pid,
-                    process.start,
-                    process.pid + 1,
-                    "os_acquire_mutex",
-                    now - process.fates["stuck"],
-                )
-                for process in alive
-                if process.met("stuck", now)
+                DriverWait(each.pid, each.start, each.pid + 1, "os_acquire_mutex", now - each.fates["stuck"])
+                for each in stuck
             ),
-            ties=tuple(
-                Ties(process.pid, process.start, adopted=True, worker=True, severed=1)
-                for process in alive
-                if process.met("orphaned", now)
-            ),
+            ties=tuple(Ties(each.pid, each.start, adopted=True, worker=True, severed=1) for each in orphaned),
             managed=tuple(self._mappings(alive, devices)),
             threads=tuple(self._looks(alive, now)) if self.threads else (),
-            ended={process.pid: "its pod has ended" for process in alive if process.met("unowned", now)},
+            ended={each.pid: "its pod has ended" for each in alive if each.met("unowned", now)},
             facts=tuple(self._news(shown, alive, now)),
-            hidden=tuple(
-                HiddenHolder(int(fault.number), int(fault.number) * 100, "cuda", "loader", "ada", (0,))
-                for fault in self.present("hidden holder", now)
-            ),
+            hidden=tuple(HiddenHolder(pid, pid * 100, "cuda", "loader", "ada", (0,)) for pid in hidden),
             hidden_unreadable=sum(int(fault.number) for fault in self.present("unreadable", now)),
-            events=tuple(
-                XidEvent(self.gpus[fault.gpu].uuid(now), int(fault.number), outline.time)
-                for fault in self.faults
-                if fault.kind == "xid" and now - self.interval < fault.since <= now
-            ),
+            events=tuple(XidEvent(self.gpus[f.gpu].uuid(now), int(f.number), outline.time) for f in xids),
             schedulers=self.schedulers,
-            collectors={
-                name: (all(fault.name != name for fault in self.present("collector", now)), 0.001)
-                for name in ("ledger", "process", "hidden")
-            },
+            collectors={name: (name not in failing, 0.001) for name in ("ledger", "process", "hidden")},
         )
 
     def _agents(self, shown: Sequence[Process], now: float) -> Iterator[Agent]:
@@ -421,22 +391,13 @@ class Host:
         for process in alive:
             if process.begin > now - LOOK_INTERVAL:
                 continue
-            ran = process in self._ran
-            wakes = round(2 * LOOK_INTERVAL)
+            ran, wakes = process in self._ran, round(2 * LOOK_INTERVAL)
             yield ThreadTimes(
-                process.pid,
-                process.start,
-                now - LOOK_INTERVAL,
-                now,
-                complete=True,
-                main_runs=3 * wakes if ran else 0,
-                main_cpu=0.2 * LOOK_INTERVAL if ran else 0.0,
-                other_runs=wakes,
-                other_cpu=wakes * HELPER_WAKE_CPU,
-                longest=HELPER_WAKE_CPU,
-                beyond=0.0,
-                python=None if ran else True,
-            )
+                process.pid, process.start, now - LOOK_INTERVAL, now, complete=True,
+                main_runs=3 * wakes if ran else 0, main_cpu=0.2 * LOOK_INTERVAL if ran else 0.0,
+                other_runs=wakes, other_cpu=wakes * HELPER_WAKE_CPU,
+                longest=HELPER_WAKE_CPU, beyond=0.0, python=None if ran else True,
+            )  # fmt: skip
         self._ran.clear()
 
     def _refused(self, now: float) -> dict[str, int]:
@@ -529,19 +490,11 @@ class Host:
         kernels = dict.fromkeys(("occupancy", "tensor", "fp32", "integer"), work / 4)
         kernels["integer"] += spins * 0.0016  # a collective that waited, on an H100
         return {
-            "seconds": self.interval,
-            "graphics": max(min(1.0, work + spins), 6e-5),
-            "sm": work + spins * 0.18,
-            **kernels,
-            "fp64": 0.0,
-            "fp16": 0.0,
-            "dram": max(work / 4, 4e-6),
-            "pcie_transmit": 4e5,
-            "pcie_receive": 2e5,
-            "video": 0.0,
-            "nvlink_transmit": 0.0,
+            "seconds": self.interval, "graphics": max(min(1.0, work + spins), 6e-5),
+            "sm": work + spins * 0.18, **kernels, "fp64": 0.0, "fp16": 0.0, "dram": max(work / 4, 4e-6),
+            "pcie_transmit": 4e5, "pcie_receive": 2e5, "video": 0.0, "nvlink_transmit": 0.0,
             "nvlink_receive": 0.0,
-        }
+        }  # fmt: skip
 
     def _seen(self, use: Use) -> bool:
         """Tell whether one of the driver's samples since the last reading, one a second, shows the work."""

@@ -70,13 +70,9 @@ class OneHolder:
         """Start another process half a second from now with the holder's pid and this number of bytes."""
         self.program = Fixed(memory)
         self.holder = Process(
-            PID,
-            {0: self.program} if memory else {},
-            begin=self.now + 0.5,
-            user="ann",
-            framework="",
+            PID, {0: self.program} if memory else {}, begin=self.now + 0.5, user="ann", framework="",
             starter=SHELL,
-        )
+        )  # fmt: skip
         self.host.processes = [*self.host.processes, self.holder]
 
 

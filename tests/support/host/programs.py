@@ -57,20 +57,13 @@ class Torch:
         self.allocations += int(1000 * work)
         split = int((self.reserved - allocated) * 0.6)
         figures = {
-            "reserved": self.reserved,
-            "allocated": allocated,
-            "active": allocated,
-            "requested": int(allocated * 0.99),
-            "inactive_split": split,
-            "reserved_peak": self.reserved,
-            "allocated_peak": self.allocated_peak,
-            "reclaimable": self.reserved - allocated - split,
+            "reserved": self.reserved, "allocated": allocated, "active": allocated,
+            "requested": int(allocated * 0.99), "inactive_split": split, "reserved_peak": self.reserved,
+            "allocated_peak": self.allocated_peak, "reclaimable": self.reserved - allocated - split,
             "largest_free_block": int((self.reserved - allocated) * 0.3),
-            "private_pools": self.reserved // 50,
-            "alloc_retries": self.retries,
-            "ooms": self.ooms,
+            "private_pools": self.reserved // 50, "alloc_retries": self.retries, "ooms": self.ooms,
             "allocations": self.allocations,
-        }
+        }  # fmt: skip
         return Use(
             CONTEXT + CUBLAS + self.reserved + int(self.behind(age)), work, self.seen, {"torch": figures}
         )

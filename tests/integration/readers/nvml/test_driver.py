@@ -27,14 +27,10 @@ def test_versions_are_those_of_the_driver(standin_here: StandIn, open_driver: Op
 
 @pytest.mark.parametrize(
     ("code", "reason"),
-    [
-        (Code.DRIVER_NOT_LOADED, "no-driver"),
-        (Code.LIB_RM_VERSION_MISMATCH, "version-mismatch"),
-        (Code.NO_PERMISSION, "no-permission"),
-        (Code.FUNCTION_NOT_FOUND, "version-mismatch"),
-        (Code.UNKNOWN, "internal"),
-    ],
-)
+    [(Code.DRIVER_NOT_LOADED, "no-driver"), (Code.LIB_RM_VERSION_MISMATCH, "version-mismatch"),
+     (Code.NO_PERMISSION, "no-permission"), (Code.FUNCTION_NOT_FOUND, "version-mismatch"),
+     (Code.UNKNOWN, "internal")],
+)  # fmt: skip
 def test_a_driver_that_cannot_be_opened_says_why(standin_here: StandIn, code: Code, reason: str) -> None:
     """Every failure of NVML's start has its reason and one line that says what to do."""
     standin_here.driver_error = code
