@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.listening import AGENT_ROOT, FAKE, environment, finish, start
 from tests.support.recorded_torch import BEGINNING, CONSENT, FROM_START, MIB, REQUEST, peak, reports, run
+from tests.support.sure import sure
 from vramledger_agent.oom import report_file
 from vramledger_agent.torch_snapshots.safe_pickle import load_plain
 from vramledger_agent.torch_snapshots.snapshot import AllocationSnapshot, parse_snapshot
@@ -83,9 +84,7 @@ def test_peaks_within_the_steps(place: Path) -> None:
         "optimizer": peak(parameters=3, gradients=3, optimizer=6, activations=8),
     }
     assert last["gradients_before_backward"] == 0
-    snapshot = snapshot_of(report)
-    assert snapshot.training is not None
-    assert "20.0 MiB" in training_text(snapshot.training)
+    assert "20.0 MiB" in training_text(sure(snapshot_of(report).training))
 
 
 @pytest.mark.parametrize("variables", [FROM_START, {}])
@@ -100,9 +99,7 @@ def test_a_missing_zero_grad(place: Path, clear: bool, variables: dict[str, str]
     if variables:
         steps = [step for step in report["flight"]["steps"] if step["finished"]]
         assert steps[-1]["gradients_before_backward"] == (0 if clear else 3 * MIB)
-        snapshot = snapshot_of(report)
-        assert snapshot.training is not None
-        assert ("zero_grad()" in training_text(snapshot.training)) is not clear
+        assert ("zero_grad()" in training_text(sure(snapshot_of(report).training))) is not clear
 
 
 def test_a_gradient_in_a_bucket_says_nothing(place: Path) -> None:
@@ -414,8 +411,7 @@ def test_what_replaced_our_recording_goes_on(place: Path, work: str) -> None:
     assert out.split()[-1] == "100000"
     if "request" in work:
         assert out == "program 100000\n"
-        added = parse_snapshot(load_plain(place / "snapshot.pickle")).training
-        assert added is not None
+        added = sure(parse_snapshot(load_plain(place / "snapshot.pickle")).training)
         assert not added.from_start
         assert not any(step.whole for device in added.devices for step in device.steps)
 

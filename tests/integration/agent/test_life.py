@@ -54,8 +54,7 @@ def test_a_rank_that_the_program_sets_itself_is_reported(place: Path, exporter: 
     rank = (
         "import os\nos.environ.update(RANK='1', WORLD_SIZE='2', MASTER_ADDR='localhost', MASTER_PORT='9')\n"
     )
-    process = start(TENSOR + "sys.stdin.readline()\n" + rank + WAIT, environment(place, FAKE))
-    wait_until(lambda: exporter.reports.get(process.pid), "a report")
+    process = exporter.watch(start(TENSOR + "sys.stdin.readline()\n" + rank + WAIT, environment(place, FAKE)))
     assert "rank" not in exporter.reports[process.pid][0]
     go_on(process)
     wait_until(lambda: exporter.reports[process.pid][-1].get("rank"), "a report with a rank")
@@ -82,8 +81,7 @@ def test_goes_on_after_a_child(place: Path, exporter: FakeExporter, child: str) 
         + "for _ in range(100): time.sleep(0.01); junk = [[] for _ in range(1000)]\n"
         + "kept = torch.Tensor(2**22)\n" + WAIT
     )  # fmt: skip
-    process = start(code, environment(place, FAKE), "-W", "error")
-    wait_until(lambda: exporter.reports.get(process.pid), "a report")
+    process = exporter.watch(start(code, environment(place, FAKE), "-W", "error"))
     go_on(process)
 
     def is_reported() -> bool:
@@ -131,8 +129,7 @@ def test_fork_after_cuda_leaves_the_child_alone(place: Path, exporter: FakeExpor
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
         sys.stdin.read()
     """)
-    process = start(code, environment(place, FAKE))
-    wait_until(lambda: exporter.reports.get(process.pid), "a report")
+    process = exporter.watch(start(code, environment(place, FAKE)))
     go_on(process)
 
     assert sure(process.stdout).readline() == "1\n"
@@ -182,8 +179,7 @@ def test_closed_descriptors(place: Path, exporter: FakeExporter) -> None:
         print([os.fstat(descriptor).st_size for descriptor in own])
     """)
     )
-    process = start(code, environment(place, FAKE))
-    wait_until(lambda: exporter.reports.get(process.pid), "a report")
+    process = exporter.watch(start(code, environment(place, FAKE)))
     seen = len(exporter.reports[process.pid])
 
     assert finish(process) == f"{[0] * 8}\n"
@@ -207,8 +203,9 @@ def test_closed_standard_streams(place: Path, exporter: FakeExporter) -> None:
 def test_requests_are_answered_by_consent(place: Path, exporter: FakeExporter) -> None:
     """A process handles the requests to which it consents, and says how to consent to the others."""
     for consents, words in ((), "vramledger-agent run --allow-reclaim"), (("reclaim",), "no training step"):
-        process = start(TENSOR + WAIT, environment(place, FAKE, VRAMLEDGER_AGENT_CONSENT=",".join(consents)))
-        wait_until(lambda: exporter.reports.get(process.pid), "a report")  # noqa: B023 called at once
+        process = exporter.watch(
+            start(TENSOR + WAIT, environment(place, FAKE, VRAMLEDGER_AGENT_CONSENT=",".join(consents)))
+        )
         assert exporter.reports[process.pid][-1].get("consents", []) == list(consents)
         answer = exporter.request(process.pid, {"version": 1, "ask": "reclaim", "seconds": 0.2})
         assert (answer["ok"], words in answer["error"]) == (False, True)

@@ -33,12 +33,10 @@ BEGINNING = "import sys, time, torch\n" + WAIT_FOR_REPORT
 
 def reported(exporter: FakeExporter, place: Path, code: str, **variables: str) -> dict[str, Any]:
     """Run a program and return its last report, which is made at its end."""
-    process = start(BEGINNING + code, environment(place, FAKE, **variables))
-    wait_until(lambda: exporter.reports.get(process.pid), "a report")
+    process = exporter.watch(start(BEGINNING + code, environment(place, FAKE, **variables)))
     out = finish(process)
-    wait_until(lambda: process.pid in exporter.ended, "the end of its connection")
     assert "[('cuInit', True)]" in out or "calls" not in code
-    return exporter.reports[process.pid][-1]
+    return exporter.last_report(process)
 
 
 TRAIN = """
@@ -193,11 +191,11 @@ for name in ("oom.handler", "worker"):
 def test_out_of_memory_is_the_last_thing(place: Path, exporter: FakeExporter, end: str) -> None:
     """The exporter learns of a failure before the program sees its exception, however the program ends."""
     code = PATIENT + OOM.replace("wait_for_report()", "sys.stdin.readline()") + f"import os\n{end}\n"
-    process = start(BEGINNING + code, environment(place, FAKE, VRAMLEDGER_AGENT_INTERVAL="60"))
-    wait_until(lambda: exporter.reports.get(process.pid), "a report")
+    process = exporter.watch(
+        start(BEGINNING + code, environment(place, FAKE, VRAMLEDGER_AGENT_INTERVAL="60"))
+    )
     process.communicate("\n")
-    wait_until(lambda: process.pid in exporter.ended, "the end of its connection")
-    assert exporter.reports[process.pid][-1]["last_oom"]["verdict"] == "too_big"
+    assert exporter.last_report(process)["last_oom"]["verdict"] == "too_big"
 
 
 def test_out_of_memory_while_the_thread_rests(place: Path, exporter: FakeExporter) -> None:
@@ -225,11 +223,11 @@ def test_a_leak_within_seconds(place: Path, exporter: FakeExporter) -> None:
         except torch._C.OutOfMemoryError:
             print(len(kept))
     """)
-    process = start(BEGINNING + code, environment(place, FAKE, VRAMLEDGER_AGENT_INTERVAL="60"))
-    wait_until(lambda: exporter.reports.get(process.pid), "a report")
+    process = exporter.watch(
+        start(BEGINNING + code, environment(place, FAKE, VRAMLEDGER_AGENT_INTERVAL="60"))
+    )
     process.communicate("\n")
-    wait_until(lambda: process.pid in exporter.ended, "the end of its connection")
-    assert exporter.reports[process.pid][-1]["last_oom"]["verdict"] == "leaking"
+    assert exporter.last_report(process)["last_oom"]["verdict"] == "leaking"
 
 
 def test_out_of_memory_says_who_holds_the_device(place: Path, exporter: FakeExporter) -> None:

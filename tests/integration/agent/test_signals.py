@@ -157,44 +157,6 @@ def test_handlers_of_every_kind(place: Path, kind: str) -> None:
     assert finish(start(code, environment(place, AGENT_ROOT))) == "arrived []\n['error']\n"
 
 
-@pytest.mark.usefixtures("exporter")
-def test_an_exception_waits_for_the_end_of_a_fork(place: Path) -> None:
-    """What a handler raises before a fork is raised in the parent after it, once, and not in the child."""
-    code = textwrap.dedent("""
-        import os, signal, sys
-        from vramledger_agent import worker as module
-        def raiser(number, frame):
-            raise TimeoutError("theirs")
-        signal.signal(signal.SIGALRM, raiser)
-        stop = module.Worker._stop_before_fork
-        module.Worker._stop_before_fork = lambda self: (stop(self), signal.raise_signal(signal.SIGALRM))
-        import torch
-        kept = torch.Tensor(8)
-        wait_for_report()
-        parent = os.getpid()
-        arrived = 0
-        for _ in range(3):
-            try:
-                os.fork()
-                for _ in range(100):
-                    pass
-                if os.getpid() != parent:
-                    os._exit(0)
-            except TimeoutError as error:
-                assert os.getpid() == parent, "raised in the child"
-                arrived += 1
-        while True:
-            try:
-                assert os.wait()[1] == 0
-            except ChildProcessError:
-                break
-        print(arrived, module.worker.errors)
-    """)
-    expected = "3 {}\n" if sys.version_info >= (3, 12) else "0 {}\n"  # before that, no fork needs the hook
-
-    assert finish(start(WAIT_FOR_REPORT + code, environment(place, FAKE, AGENT_ROOT))) == expected
-
-
 def test_a_signal_reaches_the_thread_that_waits_for_it(place: Path, exporter: FakeExporter) -> None:
     """A program that blocks a signal and waits for it gets it, from the first moment of our thread on."""
     code = textwrap.dedent("""
@@ -214,7 +176,7 @@ def test_a_signal_reaches_the_thread_that_waits_for_it(place: Path, exporter: Fa
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="before 3.12 no thread is stopped for a fork")
 def test_a_fork_interrupted_at_any_step_leaves_one_thread(place: Path, exporter: FakeExporter) -> None:
-    """Wherever a signal interrupts our steps before a fork, it arrives, and we have one thread afterwards."""
+    """Wherever a signal interrupts our steps before a fork, the parent gets it, and we have one thread."""
     code = textwrap.dedent("""
         import os, signal, sys, time, torch
         class Alarm(Exception): pass
@@ -245,20 +207,21 @@ def test_a_fork_interrupted_at_any_step_leaves_one_thread(place: Path, exporter:
                 assert time.monotonic() < deadline, (step, threads(), worker.current_run, worker.suspended)
                 worker.resume()
                 time.sleep(0.001)
+        parent = os.getpid()
         for step in range(1, 400):
             worker._alone, left, arrived = True, step, False
             try:
                 sys.settrace(trace)
-                pid = os.fork()
-                if pid == 0:
-                    os._exit(0)
+                os.fork()
                 sys.settrace(None)
                 for _ in range(100):  # what the hook caught arrives after it
                     pass
             except Alarm:
                 arrived = True
+            if os.getpid() != parent:
+                os._exit(arrived)
             sys.settrace(None)
-            os.wait()
+            assert os.wait()[1] == 0, "it arrived in the child"
             wait_for(2)
             if left > 0:
                 break

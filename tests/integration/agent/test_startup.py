@@ -93,8 +93,7 @@ def test_hook_in_an_environment(newer: str | None, place: Path, exporter: FakeEx
     (packages / "_project.pth").write_text(f"{AGENT_ROOT}\n{FAKE}\n")
     program = "import sys, torch; kept = torch.Tensor(8); sys.stdin.read()"
     told = {name: value for name, value in usual.items() if name != "PYTHONPATH"}
-    process = start(program, told, "-I", python=python)
-    wait_until(lambda: exporter.reports.get(process.pid), "a report")
+    process = exporter.watch(start(program, told, "-I", python=python))
     finish(process)
     loaded = "import sys; print('vramledger_agent.import_hook' in sys.modules)"
     assert finish(start(loaded, {**told, "VRAMLEDGER_AGENT": ""}, python=python)) == "False\n"
@@ -111,8 +110,7 @@ def test_start_in_code(place: Path, exporter: FakeExporter) -> None:
         "import sys, torch; kept = torch.Tensor(8)\nimport vramledger_agent as it\nit.start(); it.start()\n"
     )
     environ = environment(place, FAKE, AGENT_ROOT, VRAMLEDGER_AGENT="")
-    process = start(code + "sys.stdin.read()", environ)
-    wait_until(lambda: exporter.reports.get(process.pid), "a report")
+    process = exporter.watch(start(code + "sys.stdin.read()", environ))
     finish(process)
 
 

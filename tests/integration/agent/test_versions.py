@@ -59,10 +59,7 @@ class Versions(NamedTuple):
 
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> Versions:
-    made = (
-        built(tmp_path_factory),
-        build_changed(tmp_path_factory.mktemp("other"), CHANGES),
-    )
+    made = (built(tmp_path_factory), build_changed(tmp_path_factory.mktemp("other"), CHANGES))
     return Versions(*(install_both(tmp_path_factory.mktemp("home"), dist) for dist in made))
 
 

@@ -20,6 +20,7 @@ from tests.support.agent_client import connect, report, send, torch
 from tests.support.builders import device, holding, process, snapshot
 from tests.support.players.stage import Stage
 from tests.support.requirements import require_root
+from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from vramledger.agent_server import connection as agent_connection
 from vramledger.agent_server import server
@@ -66,9 +67,7 @@ def test_a_rendezvous_on_localhost_is_that_of_this_node(running: Running, stack:
     """Ranks that meet at an address local to a node get the node's name, as by their environment."""
     send(connected(running, stack), report(rank={"number": 0, "size": 2, "job": ":29500"}))
     wait_until(lambda: sequence(running) is not None, "the report")
-    told = running.agents[0].report
-
-    assert told is not None
+    told = sure(running.agents[0].report)
     assert told.rank == ReportedRank(0, 2, f"{os.uname().nodename}:29500")
 
 
@@ -80,8 +79,7 @@ def test_who_reports_is_who_the_kernel_says(running: Running, stack: ExitStack) 
     (agent,) = running.agents
     stat = Path(f"/proc/{ME}/stat").read_text("ascii").rpartition(")")[2].split()
     assert (agent.pid, agent.start, agent.uid) == (ME, int(stat[19]), os.getuid())
-    assert agent.report is not None
-    assert agent.report.sequence == 7
+    assert sure(agent.report).sequence == 7
 
 
 def test_only_the_newest_report_counts_and_grows_old(running: Running, stack: ExitStack) -> None:
@@ -353,8 +351,7 @@ def test_what_holds_the_devices(running: Running, stack: ExitStack, stage: Stage
     """A client gets all bytes, but pids and names only of its own user's holders; root gets all."""
     require_root()
     mine = process(20)
-    assert mine.facts is not None
-    processes = [process(10), replace(mine, facts=structs.replace(mine.facts, uid=NOBODY))]
+    processes = [process(10), replace(mine, facts=structs.replace(sure(mine.facts), uid=NOBODY))]
     running.snapshot = snapshot(device(0, [holding(10), holding(20)]), processes=processes)
     whole = asked(connected(running, stack), ask="devices")["devices"][0]
     assert [each["pid"] for each in whole["holders"]] == [10, 20]
@@ -456,7 +453,6 @@ def test_the_last_report_of_a_program_that_ran_out_of_memory_is_read_once(
     wait_until(lambda: not running.health.connections, "the program's end")
     (agent,) = running.reading().agents
 
-    assert agent.pid == program.pid
-    assert agent.report is not None
-    assert (agent.report.sequence, agent.report.last_oom is None) == (2, False)
+    last_report = sure(agent.report)
+    assert (agent.pid, last_report.sequence, last_report.last_oom is None) == (program.pid, 2, False)
     assert running.reading().agents == ()
