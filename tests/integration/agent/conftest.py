@@ -1,7 +1,5 @@
 """The socket on which an exporter listens, for the tests of the code in the user's process."""
 
-from __future__ import annotations
-
 import signal
 import tempfile
 from collections.abc import Iterator

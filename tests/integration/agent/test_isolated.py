@@ -1,7 +1,5 @@
 """``isolated()`` runs a function in a process that ends afterwards, and returns its result."""
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import os
@@ -41,7 +39,6 @@ def left() -> set[str]:
 def test_result_comes_back(method: str) -> None:
     """Arguments reach another process, its result returns, and by then the process has ended."""
     pid, arguments, named = isolated(functions.identity, 1, "two", method=method, three=[3.0])
-
     assert (arguments, named) == ((1, "two"), {"three": [3.0]})
     assert pid != os.getpid()
     assert not psutil.pid_exists(pid)
@@ -52,13 +49,11 @@ def test_nothing_is_left() -> None:
     """Repeated calls leave no process and no descriptor behind, whether they succeed or fail."""
     isolated(functions.identity)  # the fork server starts
     before = psutil.Process().num_fds(), left()
-
     for function, arguments in ((functions.blob, (10_000_000,)), (functions.die, (9,)), (functions.fail, ())):
         try:
             isolated(function, *arguments)
         except (ValueError, IsolationError):
             continue
-
     assert (psutil.Process().num_fds(), left()) == before
 
 
@@ -66,7 +61,6 @@ def test_error_comes_back_as_itself() -> None:
     """An error is raised here as it was in the child, with the child's traceback as its cause."""
     with pytest.raises(ValueError, match="on purpose") as caught:
         isolated(functions.fail)
-
     assert isinstance(caught.value.__cause__, ChildTraceback)
     assert "isolated_functions.py" in str(caught.value.__cause__)
     assert "raise ValueError(message)" in str(caught.value.__cause__)
@@ -107,7 +101,6 @@ def test_an_array_on_a_gpu_is_refused(kind: int) -> None:
 def test_time_limit(tmp_path: Path) -> None:
     """A child that takes too long is killed, and has ended when the error is raised."""
     file = tmp_path / "pid"
-
     with pytest.raises(TimeoutError, match="did not return within 5 s"):
         isolated(functions.hang, str(file), timeout=5.0)
     assert not psutil.pid_exists(int(file.read_text(encoding="ascii")))
@@ -137,7 +130,6 @@ def test_child_ends_with_its_parent(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, str(program)], env=environ) as process:
         wait_until(lambda: file.exists() and file.read_text(encoding="ascii"), "the child")
         process.kill()
-
     child = int(file.read_text(encoding="ascii"))
     wait_until(lambda: not psutil.pid_exists(child), "the child's end")
 
@@ -145,7 +137,6 @@ def test_child_ends_with_its_parent(tmp_path: Path) -> None:
 def test_grandchildren_end_with_the_child(tmp_path: Path) -> None:
     """After the time limit nothing is left of what the function has started, wherever it has gone."""
     file = tmp_path / "pids"
-
     with pytest.raises(TimeoutError):
         isolated(functions.hang_with_children, str(file), timeout=5.0)
     pids = [int(word) for word in file.read_text(encoding="ascii").split()]
@@ -156,7 +147,6 @@ def test_grandchildren_end_with_the_child(tmp_path: Path) -> None:
 def test_what_a_function_starts_ends_with_its_call() -> None:
     """A process that the function leaves running does not keep memory after its result is there."""
     pid = isolated(functions.leave_a_child)
-
     wait_until(lambda: not psutil.pid_exists(pid), "the end of what the function started")
 
 

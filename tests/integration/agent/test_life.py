@@ -1,7 +1,5 @@
 """The agent's thread and socket exist only if there is something to report; they do not disturb a program."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys
@@ -29,7 +27,6 @@ def go_on(process: subprocess.Popen[str]) -> None:
 def test_no_thread_and_no_socket_before_cuda(place: Path, exporter: FakeExporter) -> None:
     """A program that imports torch and never uses the GPU has no thread, no connection, no CUDA."""
     code = f"import torch, socket, time; time.sleep(0.5); print({THREADS}, torch.calls, torch._C.observers)"
-
     assert finish(start(code, environment(place, FAKE))) == "1 [] []\n"
     assert exporter.reports == {}
 
@@ -40,7 +37,6 @@ def test_reports_while_it_holds_memory(place: Path, exporter: FakeExporter) -> N
     wait_until(lambda: len(exporter.reports.get(process.pid, [])) > 2, "one more report")
     finish(process)
     wait_until(lambda: process.pid in exporter.ended, "the end of its connection")
-
     reports = exporter.reports[process.pid]
     sequence = [report["sequence"] for report in reports]
     assert sequence == sorted(set(sequence))
@@ -59,7 +55,6 @@ def test_a_rank_that_the_program_sets_itself_is_reported(place: Path, exporter: 
     go_on(process)
     wait_until(lambda: exporter.reports[process.pid][-1].get("rank"), "a report with a rank")
     finish(process)
-
     assert exporter.reports[process.pid][-1]["rank"] == {"number": 1, "size": 2, "job": ":9"}
     assert exporter.reports[process.pid][-1]["errors"] == {}
 
@@ -112,7 +107,6 @@ def test_child_reports_for_itself(place: Path, exporter: FakeExporter) -> None:
     wait_until(lambda: exporter.reports.get(child), "a report")
     finish(process)
     wait_until(lambda: child in exporter.ended, "the end of its connection")
-
     assert list(exporter.reports) == [child]
 
 
@@ -131,7 +125,6 @@ def test_fork_after_cuda_leaves_the_child_alone(place: Path, exporter: FakeExpor
     """)
     process = exporter.watch(start(code, environment(place, FAKE)))
     go_on(process)
-
     assert sure(process.stdout).readline() == "1\n"
     seen = len(exporter.reports[process.pid])
     if sys.version_info < (3, 13):  # since then the thread waits for the program to do something
@@ -161,7 +154,6 @@ def test_hung_exporter_costs_reports_only(place: Path) -> None:
             "while not worker.session.transport.dropped: time.sleep(0.01)\nprint('ran')\n"
         )
         process = start(code, environment(place, FAKE))
-
         assert finish(process) == "ran\n"
 
 
@@ -181,7 +173,6 @@ def test_closed_descriptors(place: Path, exporter: FakeExporter) -> None:
     )
     process = exporter.watch(start(code, environment(place, FAKE)))
     seen = len(exporter.reports[process.pid])
-
     assert finish(process) == f"{[0] * 8}\n"
     wait_until(lambda: len(exporter.reports[process.pid]) > seen, "one more report")
 
@@ -195,7 +186,6 @@ def test_closed_standard_streams(place: Path, exporter: FakeExporter) -> None:
         "os.write(out, str(worker.session.transport._socket.fileno() > 2).encode())\n"
     )
     process = start(code, environment(place, FAKE))
-
     assert process.communicate()[0] == "True"
     wait_until(lambda: exporter.reports.get(process.pid), "a report")
 
@@ -218,7 +208,6 @@ def test_requests_of_another_user_are_refused(place: Path, exporter: FakeExporte
     process = start(TENSOR + WAIT, environment(place, FAKE, VRAMLEDGER_AGENT_CONSENT="reclaim"))
     wait_until(lambda: process.pid in exporter.connections, "its connection")
     question = {"version": 1, "ask": "reclaim", "seconds": 0.2}
-
     refused = exporter.request(process.pid, question, user=65534)
     assert (refused["ok"], "only root and the user" in refused["error"]) == (False, True)
     assert "no training step" in exporter.request(process.pid, question)["error"]

@@ -1,7 +1,5 @@
 """A framework is declared in one place: a test adds one to a copy of the sources, runs it, and removes it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -78,12 +76,10 @@ def test_a_framework_comes_and_goes_with_its_declaration(
     saved = {DECLARATION: (sources / DECLARATION).read_text(encoding="utf-8")}
     add_paddle(sources)
     write_what_follows(sources)
-
     after = fingerprints(sources)
     changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
     written = {path.relative_to(PROJECT / "exporter") for path in WRITERS}
     assert changed == {DECLARATION, PROVIDER, Path("docs/metrics/agents.md")} | written
-
     flags = (*QUICK, LOOPBACK, f"--agent.socket={place / 'agent.sock'}")
     driver = {**standin.env(), "PYTHONPATH": f"{sources}:{sources / 'agent'}"}
     with serving(*flags, driver=driver) as exporter:
@@ -96,7 +92,6 @@ def test_a_framework_comes_and_goes_with_its_declaration(
         document = json.loads(exporter.get("/api/v1/ledger")[1])
         schema = json.loads(exporter.get("/api/v1/schema/ledger")[1])
         program.communicate()
-
     told = {"framework": "paddle", "pid": program.pid, "gpu": 0}
     for figure, size in {"pool": 3 * GIB, "in_use": GIB, "in_use_peak": 2 * GIB, "limit": None}.items():
         assert page.value(f"framework_{figure}_bytes", **told) == size
@@ -105,7 +100,6 @@ def test_a_framework_comes_and_goes_with_its_declaration(
     jsonschema.validate(document, schema)
     (entry,) = document["devices"][0]["holdings"][0]["agent"]["frameworks"]
     assert (entry["title"], entry["pool"], entry["limit"]) == ("PaddlePaddle", 3 * GIB, None)
-
     (sources / PROVIDER).unlink()
     for path, text in saved.items():
         (sources / path).write_text(text, encoding="utf-8")
@@ -143,5 +137,4 @@ def test_nobody_else_lists_frameworks() -> None:
             found = names & words(path)
             if len(found) > 1:
                 listing[path.relative_to(PROJECT)] = found
-
     assert set(listing) - written == {Path("exporter") / DECLARATION}

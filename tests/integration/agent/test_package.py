@@ -1,7 +1,5 @@
 """The agent's wheel, installed alone: what it needs, what it brings, and that it works."""
 
-from __future__ import annotations
-
 import json
 import os
 import pkgutil
@@ -49,7 +47,6 @@ def test_it_brings_itself_alone(installed: Path) -> None:
     """One package is installed, and each of its modules can be imported."""
     listed = json.loads(pip(installed, "list", "--format=json").stdout)
     assert [(each["name"], each["version"]) for each in listed] == [("vramledger-agent", __version__)]
-
     names = [module.name for module in pkgutil.walk_packages(vramledger_agent.__path__, "vramledger_agent.")]
     imported = [name for name in names if ".startup" not in name and not name.endswith("__main__")]
     assert len(imported) > 50
@@ -85,7 +82,6 @@ def test_a_program_is_reported(installed: Path, place: Path, exporter: FakeExpor
     process = subprocess.Popen([*command, installed, "-c", PROGRAM], env=environ, stdin=pipe, stdout=pipe)
     wait_until(lambda: exporter.reports.get(process.pid), "a report")
     process.communicate()
-
     assert process.returncode == 0
     assert exporter.reports[process.pid][-1]["agent"] == __version__
 
@@ -95,7 +91,6 @@ def test_the_tools_of_recordings_are_there(installed: Path, tmp_path: Path) -> N
     command = installed.with_name("vramledger-agent")
     first, second = unpack("training", tmp_path), unpack("training-expandable", tmp_path)
     page = tmp_path / "page.html"
-
     shown = output(command, "snapshot", "show", first)
     assert "GiB" in shown or "MiB" in shown
     assert output(command, "snapshot", "diff", first, second)
@@ -133,10 +128,8 @@ def test_it_fits_beside_any_pin(dist: Path, tmp_path: Path) -> None:
     where = ("--find-links", links, "--find-links", dist)
     pinned = (*where, "--constraint", pins)
     assert pip(python, "install", *pinned, "aiohttp").returncode == 0
-
     refused = pip(python, "install", *pinned, "vramledger")
     done = pip(python, "install", *pinned, "vramledger-agent")
-
     assert "conflicting dependencies" in refused.stderr
     assert (done.returncode, done.stderr) == (0, "")
     listed = {each["name"] for each in json.loads(pip(python, "list", "--format=json").stdout)}
@@ -152,7 +145,6 @@ def test_pip_refuses_an_older_python(dist: Path, tmp_path: Path) -> None:
     command: list[str | Path] = [sys.executable, "-m", "pip", "install", "--no-index"]
     command += ["--find-links", dist, *older]
     done = subprocess.run([*command, "vramledger-agent"], check=False, capture_output=True, text=True)
-
     assert done.returncode == 1
     assert "requires a different Python: 3.9.0 not in '>=3.10'" in done.stderr
     assert not target.exists()
@@ -169,6 +161,5 @@ def test_a_program_of_an_older_python_runs(version: str, installed: Path, place:
     code = "import sys, json; print(sys.version_info[:2], [n for n in sys.modules if 'vramledger' in n])"
     command = (installed.with_name("vramledger-agent"), "run", "--", found.stdout.strip(), "-c", code)
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment(place))
-
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"({version.replace('.', ', ')}) []\n"

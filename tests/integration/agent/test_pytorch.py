@@ -1,7 +1,5 @@
 """What is reported of PyTorch: without a CUDA call, and without hiding the program's errors."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -57,7 +55,6 @@ def test_categories(place: Path, exporter: FakeExporter) -> None:
     """The categories add up to the allocated bytes, on the tensors' device, without a CUDA call."""
     report = reported(exporter, place, TRAIN)
     devices = report["frameworks"][0]["devices"]
-
     assert [device["ordinal"] for device in devices] == [1]
     assert devices[0]["categories"] == {
         "parameters": 3000, "gradients": 3000, "optimizer": 6000, "activations": 500,
@@ -72,7 +69,6 @@ def test_only_reads(place: Path, exporter: FakeExporter) -> None:
         exporter.reports.clear()
         report = reported(exporter, place, code, FAKE_TORCH_BACKEND=backend)
         entry = report["frameworks"][0]
-
         assert (entry["allocator"], entry["supported"]) == (backend, supported)
         assert ("devices" in entry) is supported
         assert report["errors"] == {}
@@ -83,7 +79,6 @@ def test_settings_and_pinned_memory(place: Path, exporter: FakeExporter) -> None
     code = "kept = torch.Tensor(8)\nwait_for_report()\nprint(torch.calls)\n"
     report = reported(exporter, place, code, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
     (entry,) = report["frameworks"]
-
     assert entry["settings"] == {
         "expandable_segments": "true", "garbage_collection_threshold": "off",
         "max_split_size_mb": "unlimited",
@@ -148,7 +143,6 @@ def test_collector(place: Path, exporter: FakeExporter) -> None:
         wait_for_report()
     """)
     collector = reported(exporter, place, code)["collector"]
-
     assert collector["enabled"] is False
     assert collector["collections"] >= 1
 
@@ -169,7 +163,6 @@ def test_out_of_memory(place: Path, exporter: FakeExporter) -> None:
     told = report["last_oom"]
     path = Path(told["report"])
     facts = json.loads(path.read_text())
-
     assert (told["verdict"], told["requested"], told["ordinal"]) == ("too_big", 2**50, 0)
     assert facts["verdict"] == "too_big"
     assert facts["pool"]["allocated"] == 2**20
@@ -203,7 +196,6 @@ def test_out_of_memory_while_the_thread_rests(place: Path, exporter: FakeExporte
     again = "\ntry:\n    torch.Tensor(2**51)\nexcept torch._C.OutOfMemoryError:\n    pass\n"
     rest = "from vramledger_agent.worker import worker\nworker.stop_thread(10)\n"
     report = reported(exporter, place, OOM + rest + again)
-
     assert report["last_oom"]["requested"] == 2**51
     assert "report" not in report["last_oom"], "one file is enough for both"
 
@@ -245,7 +237,6 @@ def test_out_of_memory_says_who_holds_the_device(place: Path, exporter: FakeExpo
     code = OOM.replace("2**50", "2**35").replace("wait_for_report()", full)
     report = reported(exporter, place, code)
     path = Path(report["last_oom"]["report"])
-
     assert report["last_oom"]["verdict"] == "hoarded"
     assert "78.00 GiB  training, pid 1, idle" in path.with_suffix(".txt").read_text()
 
@@ -272,7 +263,6 @@ def test_out_of_memory_never_raises(place: Path) -> None:
                 print("interrupted")
     """)
     process = start(BEGINNING + code, environment(place, FAKE))
-
     out = finish(process).split()
     assert out[:2] == ["theirs", "theirs"]
     assert "interrupted" in out
@@ -287,7 +277,6 @@ def test_reports_go_where_their_owner_said(place: Path) -> None:
     os.chown(theirs, NOBODY, NOBODY)
     link.symlink_to(ours)
     facts: dict[str, object] = {"verdict": "unknown"}
-
     assert report_file.write_report(facts, str(link))
     os.chown(link, NOBODY, NOBODY, follow_symlinks=False)
     assert report_file.write_report(facts, str(link)) is None
@@ -310,7 +299,6 @@ def test_hooks_of_the_program(place: Path, exporter: FakeExporter, hook: str) ->
         wait_for_report()
         gc.callbacks.remove(theirs)
     """)
-
     assert reported(exporter, place, code)["collector"]["collections"] >= 1
 
 
@@ -335,7 +323,6 @@ def test_prometheus_collector_alone(place: Path) -> None:
         print(len(allocator.minima(0)) - before < 100)
     """)
     environ = environment(place, FAKE, AGENT_ROOT, VRAMLEDGER_AGENT="0")
-
     assert finish(start(code, environ)) == "False\nTrue\nTrue\n"
 
 
@@ -364,7 +351,6 @@ def test_a_hung_exporter_is_waited_for_once(place: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as hung:
         hung.bind(str(place / "agent.sock"))
         hung.listen(1)
-
         assert finish(start(code, environment(place, FAKE, AGENT_ROOT))) == "1\n"
 
 
@@ -393,7 +379,6 @@ def test_an_unusual_optimizer(place: Path, exporter: FakeExporter) -> None:
         print(worker.errors, bool(steps._hook_handles), steps.categories(0, 10**6))
     """)
     out = finish(start(BEGINNING + code, environment(place, FAKE))).splitlines()
-
     assert out == [f"{[{0: [100, 100, 200]}] * 3} True", "{} True None"]
     assert exporter.reports
 
@@ -413,7 +398,6 @@ def test_a_step_in_the_backward_pass_is_no_boundary(place: Path, exporter: FakeE
         optimizer.step()
         print(len(steps.counts), ran)
     """)  # fmt: skip
-
     assert finish(start(BEGINNING + code, environment(place, FAKE))) == "{} []\n1 [-1]\n"
     assert exporter.reports
 
@@ -425,7 +409,6 @@ def test_a_framework_that_is_the_last_import(place: Path, name: str) -> None:
     (place / name / "__init__.py").write_text(f"from {name} import part")
     (place / name / "part.py").write_text("")
     code = f"import {name}, sys; print(*sys.modules['vramledger_agent.worker'].worker.poller.states)"
-
     assert finish(start(code, environment(place, place))) == f"{name}\n"
 
 
@@ -456,7 +439,6 @@ def test_the_requester_is_told_of_a_signal(place: Path, exporter: FakeExporter) 
             time.sleep(0.01)
         print(told)
     """)
-
     expected = "theirs\n['InterruptedError', 'ZeroDivisionError', 3]\n"
     assert finish(start(BEGINNING + code, environment(place, FAKE, AGENT_ROOT))) == expected
     assert not exporter.reports

@@ -1,7 +1,5 @@
 """The real PyTorch with the agent inside behaves as without it, on a machine without a GPU."""
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 
@@ -38,7 +36,6 @@ def test_to_name_lines_it_imports_nothing(place: Path) -> None:
         thread.join()
         print(name_lines(), "torch._inductor" in sys.modules)
     """)  # fmt: skip
-
     assert out.splitlines() == ["1 False", "1 True"]
 
 
@@ -55,7 +52,6 @@ def test_counts_what_the_optimizer_knows(place: Path) -> None:
         known = [tensor.nbytes for kind, tensor in optimizer_tensors(optimizer) if kind == OPTIMIZER]
         print(count_bytes(optimizer), sorted(known))
     """)  # fmt: skip
-
     assert out == "{} [4, 4, 40, 40, 40000, 40000]\n"
 
 
@@ -67,7 +63,6 @@ def test_signatures_that_we_rely_on(place: Path) -> None:
         assert "include_traces" in torch.cuda.memory.memory_snapshot.__code__.co_varnames
         print(torch.cuda.default_generators, torch.compiler.is_compiling(), torch.cuda.memory_stats(0))
     """)  # fmt: skip
-
     assert out == "() False OrderedDict()\n"
 
 
@@ -112,7 +107,6 @@ def test_recorded_steps_train_the_same(place: Path) -> None:
     for recorded in (True, False):
         program = textwrap.dedent(code.format(recorded=recorded))
         found.append(finish(start(program, environ, python=require_frameworks())))
-
     assert found[0] == found[1]
 
 
@@ -141,7 +135,6 @@ def test_a_graph_shows_its_batch_and_types(place: Path) -> None:
         loss.backward()
         print(live_tensors._batch(nodes(loss)))
     """)  # fmt: skip
-
     assert out.splitlines() == ["128 {'float32'}", "6", "None", "128 {'bfloat16'}", "128"]
 
 
@@ -181,7 +174,6 @@ def test_ranks_that_a_program_spawns_are_known(place: Path, tmp_path: Path) -> N
     methods = f"tcp://localhost:{ports[0]}", f"file://{tmp_path}/meeting"
     code = f"import spawned; spawned.main('{ports[1]}', {', '.join(map(repr, methods))})"
     said = finish(start(code, environment(place, tmp_path), python=require_frameworks()))
-
     jobs = f":{ports[0]}", f":{tmp_path}/meeting", f":{ports[1]}", f":{ports[1]}"
     assert sorted(said.splitlines()) == [
         ", ".join(["none", *(f"{rank} of 2 at {job}" for job in jobs)]) for rank in (0, 1)
@@ -228,5 +220,4 @@ def test_views_that_a_step_has_made_stale(place: Path) -> None:
         print(len(seen), live_tensors._batch(seen), live_tensors.young_batch(torch))
         print(live_tensors.read_tensors(torch).batch)
     """)  # fmt: skip
-
     assert out.splitlines() == ["stale", "3 8 None", "None"]

@@ -1,7 +1,5 @@
 """What a recording has that was asked for while the program runs: a whole step, and reference cycles."""
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 
@@ -27,7 +25,6 @@ def test_a_recorded_step_is_whole(place: Path) -> None:
         print(request(step, step=True, seconds=30.0), torch.cuda.memory.recording)
     """
     out, training = requested(place, code, **CONSENT)
-
     assert out == "agent None\n"
     (step,) = [step for device in training.devices for step in device.steps if step.finished]
     assert (step.whole, step.batch) == (True, 8)
@@ -44,7 +41,6 @@ def test_a_recording_from_the_start_answers_at_once_and_goes_on(place: Path) -> 
     """
     out, training = requested(place, code, **FROM_START)
     (report,) = reports(place)
-
     assert out == "start True\nfailed\n"
     assert training.from_start
     assert len([step for step in report["flight"]["steps"] if step["finished"]]) == 2
@@ -61,7 +57,6 @@ def test_a_snapshot_between_steps_keeps_nothing_alive(place: Path) -> None:
         print(set(threads) - {"MainThread"})
     """
     out, training = requested(place, code, **FROM_START)
-
     assert out == "set()\n"
     steps = [step for device in training.devices for step in device.steps]
     assert steps
@@ -83,7 +78,6 @@ def test_a_step_that_ends_during_the_snapshot_is_in_none(place: Path) -> None:
         request(lambda: None, seconds=0.5)
     """
     _, training = requested(place, code, **FROM_START)
-
     assert len([step for device in training.devices for step in device.steps if step.finished]) == 1
 
 
@@ -130,7 +124,6 @@ def test_reference_cycles_by_place(place: Path, enabled: bool) -> None:
         print(finalised, watch() is kept)
     """)
     out, training = requested(place, code, **CONSENT)
-
     assert out == f"{enabled} True True True\n[1] True\n"
     garbage = sure(training.garbage)
     if not enabled:  # otherwise the collector may have come before us
@@ -145,7 +138,6 @@ def test_reference_cycles_by_place(place: Path, enabled: bool) -> None:
 def test_no_cycle_is_said_to_be_none(place: Path) -> None:
     """Where no cycle kept GPU memory, the snapshot says so."""
     _, training = requested(place, CYCLES + "\nrequest(work, cycles=True, seconds=30.0)\n", **CONSENT)
-
     assert "no reference cycle" in training_text(training)
 
 
@@ -199,7 +191,6 @@ def test_a_snapshot_imports_no_part_of_torch(place: Path) -> None:
         print(imported_by)
     """)
     out, _ = requested(place, code, **FROM_START)
-
     assert out == "start start []\n[True]\n"
 
 
@@ -219,5 +210,4 @@ def test_without_our_import_hook_only_a_step_has_a_snapshot(place: Path) -> None
         print(request(lambda: None, seconds=0.1), imported_by)
     """)
     out, _ = requested(place, code, **FROM_START)
-
     assert out == "True []\nstart [True]\nstart []\n"

@@ -1,7 +1,5 @@
 """The agent's request handler handles one request at a time, and is never busy for ever."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -38,7 +36,6 @@ def test_a_process_without_a_thread_to_spare_can_be_asked_again(monkeypatch: pyt
         False,
         "the process cannot start a thread now; ask again later",
     )
-
     deadline = time.monotonic() + 30
     while not (response := send(handler))["ok"] and time.monotonic() < deadline:
         pass

@@ -1,7 +1,5 @@
 """What the program's signal handlers raise arrives in the program, wherever the agent is at work."""
 
-from __future__ import annotations
-
 import sys
 import textwrap
 from pathlib import Path
@@ -114,7 +112,6 @@ def test_every_exception_of_a_handler_arrives(place: Path, exporter: FakeExporte
     """Signals at random moments raise as many exceptions in the program as they would without the agent."""
     statement, longest = WORK[work]
     code = f"{BEGINNING}{WAIT_FOR_REPORT}{SETUP}count(lambda: {statement}, 500, {longest})\n"
-
     # A signal in the hook before a fork may keep our thread alive, of which Python 3.12 then warns.
     flags = ("-W", "ignore:This process:DeprecationWarning")
     recorded = {"VRAMLEDGER_AGENT_SNAPSHOT_FROM_START": "1"} if work.startswith("recorded") else {}
@@ -153,7 +150,6 @@ def test_handlers_of_every_kind(place: Path, kind: str) -> None:
                 print("arrived", counted)
         print(counted)
     """)  # fmt: skip
-
     assert finish(start(code, environment(place, AGENT_ROOT))) == "arrived []\n['error']\n"
 
 
@@ -169,7 +165,6 @@ def test_a_signal_reaches_the_thread_that_waits_for_it(place: Path, exporter: Fa
         wait_for_report()
         print("all")
     """)
-
     assert finish(start(WAIT_FOR_REPORT + code, environment(place, FAKE))) == "all\n"
     assert exporter.reports
 
@@ -229,7 +224,6 @@ def test_a_fork_interrupted_at_any_step_leaves_one_thread(place: Path, exporter:
         print(step > 10, worker.errors)
     """)
     flags = ("-W", "ignore:This process:DeprecationWarning")
-
     assert finish(start(WAIT_FOR_REPORT + code, environment(place, FAKE), *flags)) == "True {}\n"
     assert exporter.reports
 
@@ -303,6 +297,5 @@ def test_a_report_interrupted_anywhere_is_passed_on(place: Path, exporter: FakeE
         print(step > 100, lost)
     """)
     beginning = f"{WAIT_FOR_REPORT}{SETUP}"
-
     assert finish(start(beginning + code, environment(place, FAKE))) == "True []\n"
     assert exporter.reports

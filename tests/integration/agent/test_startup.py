@@ -1,7 +1,5 @@
 """How the agent gets into a program: unnoticed, before the program's code, and without replacing anything."""
 
-from __future__ import annotations
-
 import ast
 import os
 import py_compile
@@ -58,7 +56,6 @@ def test_no_compiled_files_of_another_python_are_left(place: Path, *, own: bool)
 def test_only_where_it_is_asked_for(place: Path) -> None:
     """Without VRAMLEDGER_AGENT=1 the start-up directory does nothing."""
     code = "import sys; print([name for name in sys.modules if 'vramledger' in name])"
-
     assert finish(start(code, environment(place, VRAMLEDGER_AGENT="0"))) == "[]\n"
 
 
@@ -97,7 +94,6 @@ def test_hook_in_an_environment(newer: str | None, place: Path, exporter: FakeEx
     finish(process)
     loaded = "import sys; print('vramledger_agent.import_hook' in sys.modules)"
     assert finish(start(loaded, {**told, "VRAMLEDGER_AGENT": ""}, python=python)) == "False\n"
-
     (packages / "_project.pth").unlink()
     assert finish(start(loaded, told, python=python)) == "False\n"  # the package is gone, without an error
     assert hook("--uninstall").startswith("Removed the start-up hook from ")
@@ -155,7 +151,6 @@ def test_run_imports_little() -> None:
     )
     plain = [sys.executable, "-I", "-S", "-c"]
     loaded = subprocess.run([*plain, code], check=True, capture_output=True, text=True).stdout.split()
-
     heavy = {"typing", "pathlib", "logging", "dataclasses", "inspect", "json", "subprocess", "contextlib"}
     if sys.version_info >= (3, 14):
         heavy -= {"dataclasses", "inspect"}  # its own argparse needs them

@@ -1,7 +1,5 @@
 """An error that ended the program for lack of GPU memory is reported at its exit, for any framework."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from pathlib import Path
@@ -68,7 +66,6 @@ def test_an_error_that_ended_the_program(place: Path, exporter: FakeExporter, co
     status, errors, last = end(place, exporter, code)
     told = last["last_oom"]
     facts = json.loads(Path(told["report"]).read_text())
-
     assert status == 1
     assert "OutOfMemoryError: Out of memory allocating" in errors
     assert (told["framework"], told["requested"], told["verdict"]) == ("cupy", 2**30, "too_big")
@@ -119,7 +116,6 @@ def test_fit_reads_the_report(
 def test_no_error_that_ended_the_program(place: Path, exporter: FakeExporter, code: str) -> None:
     """An error that the program has handled, or that is about something else, is not reported."""
     _, _, last = end(place, exporter, code)
-
     assert "last_oom" not in last
     assert not list(place.glob("reports/*"))
 
@@ -149,7 +145,6 @@ def test_an_odd_error_costs_no_report(place: Path, exporter: FakeExporter, kind:
     """An exception without a text or with a strange member does not cost the last report."""
     marked = f"{ODD}\nworker.session.last_oom = {{'framework': 'cupy', 'verdict': 'unknown'}}\nraise {kind}()"
     status, errors, last = end(place, exporter, marked)
-
     assert status == 1
     assert errors.count("counted") == counted
     assert last["last_oom"]["framework"] == "cupy"
@@ -159,7 +154,6 @@ def test_a_hook_of_the_program_stays(place: Path, exporter: FakeExporter) -> Non
     """The program's own hook for uncaught errors runs, and sees the same error."""
     hook = "sys.excepthook = lambda kind, error, trace: print(kind.__name__, file=sys.stderr)\nallocate()"
     status, errors, last = end(place, exporter, hook)
-
     assert (status, errors) == (1, "OutOfMemoryError\n")
     assert last["last_oom"]["framework"] == "cupy"
 
@@ -187,7 +181,6 @@ def test_a_tensor_on_a_gpu() -> None:
     text = f"{what} {place}:GPU:1 by allocator GPU_1_bfc"
     found = sure(read_tensor(text))
     assert (found.ordinal, found.requested) == (1, 1024 * 2 * 3 * 4)
-
     assert sure(read_tensor(text.replace("float", "float8_e4m3"))).requested is None
     assert read_tensor(text.replace(":GPU:1 by allocator GPU_1_bfc", ":CPU:0 by allocator cpu")) is None
 
@@ -212,5 +205,4 @@ def test_errors_of_the_real_frameworks(place: Path, code: str) -> None:
     code += "\nprint(Provider().recognise_out_of_memory(error).requested)"
     process = start(code, environment(place, AGENT_ROOT), python=require_frameworks())
     out, _ = process.communicate(timeout=100)
-
     assert out == "4096\n"

@@ -1,7 +1,5 @@
 """With the agent inside, real frameworks behave as without it, and the agent initialises nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -104,7 +102,6 @@ def test_nothing_is_initialised(pair: Pair) -> None:
 def test_no_module_but_ours_and_pythons(pair: Pair) -> None:
     """The agent imports its own modules and Python's, and no part of a framework."""
     more = set(pair.inside.told["modules"]) - set(pair.without.told["modules"])
-
     expected = {"vramledger_agent", "sitecustomize", *sys.stdlib_module_names}
     assert {name for name in more if name.split(".")[0] not in expected} == set()
 
@@ -120,7 +117,6 @@ def test_no_thread_is_seen_and_nobody_is_told(pair: Pair) -> None:
 def test_tensorflow_policies(pair: Pair) -> None:
     """Each way to configure TensorFlow's memory is read from its context and reported by its name."""
     extra = pair.inside.told["extra"]
-
     policies = {name: entry["policy"] for name, entry in extra.items() if name not in ("cpu", "sessions")}
     assert policies == {
         "default": "preallocate",
@@ -148,7 +144,6 @@ def test_tensorflow_devices(pair: Pair) -> None:
     """Bytes in use and limits are summed over a GPU's logical devices, under TensorFlow's own number."""
     extra = pair.inside.told["extra"]
     mib = 2**20
-
     (limited,) = extra["limit"]["devices"]
     assert limited == {"ordinal": 0, "in_use": 1000, "in_use_peak": 2000, "limit": 1024 * mib}
     (divided,) = extra["logical"]["devices"]
@@ -164,7 +159,6 @@ def test_tensorflow_devices(pair: Pair) -> None:
 def test_tensorflow_sessions(pair: Pair) -> None:
     """A real Session of TensorFlow 1 is found; its ConfigProto gives policy and GPU, also after its end."""
     sessions = pair.inside.told["extra"]["sessions"]
-
     assert {name: entry["policy"] for name, entry in sessions.items()} == {
         "growth": "growth",
         "fraction": "fraction",
@@ -179,7 +173,6 @@ def test_tensorflow_sessions(pair: Pair) -> None:
 def test_jax_without_a_gpu(pair: Pair) -> None:
     """A device that counts nothing has no figures, and a CPU does not count as a GPU."""
     extra = pair.inside.told["extra"]
-
     assert extra["cpu"] is False
     assert extra["device"] == {"ordinal": extra["device"]["ordinal"]}
     assert extra["version"]

@@ -1,7 +1,5 @@
 """Why an allocation failed, what grows, and what the counters show: pure functions and their tables."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 
@@ -72,7 +70,6 @@ def test_verdict(expected: str, known: dict[str, int | bool | None]) -> None:
 def test_growth_of_a_leak_is_found() -> None:
     """A rise below a sawtooth is found by its minima."""
     values = [step * 12 + (step % 7) * 500 for step in range(400)]
-
     assert torch_allocator.leaked_bytes(values) == pytest.approx(400 * 12 * 0.9 * 0.75, rel=0.05)
 
 
@@ -84,7 +81,6 @@ def test_a_leak_that_begins_late_is_found() -> None:
     assert detector.leaked_bytes() == 0
     for second in range(300):
         detector.add(10_000 + second * 100 + second % 7 * 500)
-
     assert (detector.leaked_bytes() or 0) > 10_000
 
 
@@ -103,7 +99,6 @@ def test_what_rises_and_falls_for_hours_is_no_leak() -> None:
 def test_advice_names_what_is_not_set(set_already: bool | None, named: bool) -> None:
     """The report recommends expandable segments only to a program that does not have them."""
     text = report_file.format_report({"verdict": "fragmented", "expandable_segments": set_already})
-
     assert ("expandable_segments:True" in text) is named
 
 
@@ -132,7 +127,6 @@ def test_growth_keeps_the_whole_time_in_little_space() -> None:
     grown = torch_allocator.LeakDetector()
     for step in range(100_000):
         grown.add(step)
-
     assert len(grown.minima) <= torch_allocator.MAX_MINIMA + 1
     assert grown.leaked_bytes() == pytest.approx(67_500, rel=0.05)
 
@@ -183,7 +177,6 @@ def test_sums_of_a_snapshot() -> None:
         {"device": 0, "total_size": 8, "is_expandable": True, "blocks": []},
     ]
     found = torch_allocator.sum_segments(segments)
-
     assert (found[1].largest_free, found[1].private) == (30, 90)
     assert (found[0].has_expandable, found[1].has_expandable) == (True, False)
 
@@ -203,7 +196,6 @@ def test_first_survey_comes_soon() -> None:
         live = 0 if second < 2 else 7
         survey.survey_if_due(1000.0 + second, [{"active": {"all": {"current": live}}}])
         counts.append(len(taken))
-
     assert [second for second in range(1, 40) if counts[second] > counts[second - 1]] == [4, 34]
 
 
@@ -213,7 +205,6 @@ def test_below_zero_is_not_known() -> None:
         "ordinal": 0, "reserved": -1, "allocated": None, "categories": {"gradients": -5, "optimizer": 0},
     }  # fmt: skip
     entry: dict[str, object] = {"supported": False, "devices": [device], "policy": None}
-
     assert session.drop_unknown(entry) == {
         "supported": False,
         "devices": [{"ordinal": 0, "categories": {"optimizer": 0}}],
@@ -227,6 +218,5 @@ def test_below_zero_is_not_known() -> None:
 def test_interval(text: str | None, expected: float) -> None:
     """An invalid interval becomes the default or the nearest valid one, without an error in the program."""
     given = settings.parse_interval(text if text != "0" else None)
-
     assert math.isclose(given, expected)
     assert settings.parse_interval("nan") == settings.DEFAULT_INTERVAL_SECONDS

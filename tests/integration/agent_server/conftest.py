@@ -1,7 +1,5 @@
 """A server in an event loop, on a thread of its own, as in the exporter."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What a local user does to the agents' socket costs no other user anything, and no scrape."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """The agents' socket: who may report, who is refused, and what each client gets."""
 
-from __future__ import annotations
-
 import array
 import errno
 import json
@@ -75,7 +73,6 @@ def test_who_reports_is_who_the_kernel_says(running: Running, stack: ExitStack) 
     """A report counts for the pid, start time and user of the connected process, whatever it says itself."""
     send(connected(running, stack), report(7, pid=1, uid=0, start=5))
     wait_until(lambda: running.agents, "the report")
-
     (agent,) = running.agents
     stat = Path(f"/proc/{ME}/stat").read_text("ascii").rpartition(")")[2].split()
     assert (agent.pid, agent.start, agent.uid) == (ME, int(stat[19]), os.getuid())
@@ -140,7 +137,6 @@ def test_who_breaks_the_format_is_closed(
     """An invalid message closes its sender's connection, and is counted by its reason."""
     connection = connected(running, stack)
     connection.send(data)
-
     assert closed(connection)
     assert running.rejected(reason) == 1
     assert running.health.connections == 0
@@ -163,7 +159,6 @@ def test_a_message_that_is_not_known_costs_itself_alone(running: Running, stack:
         answer = asked(connected(running, stack), **question)
         assert answer["ok"] is False
         assert "does not know" in answer["error"]
-
     assert (sequence(running), running.rejected("format")) == (2, 0)
     assert running.agents[0].problem == ""
 
@@ -253,7 +248,6 @@ def test_who_says_nothing_is_closed(running: Running, stack: ExitStack) -> None:
     wait_until(lambda: running.health.connections == 1, "the connection")
     running.clock.now += server.FIRST_MESSAGE_TIMEOUT + 1
     running.inside(running._listener._sweep)  # noqa: SLF001 the timer's turn comes later
-
     assert closed(connection)
     assert running.rejected("mute") == 1
 
@@ -315,7 +309,6 @@ def test_a_question_goes_to_the_agent_with_its_asker(running: Running, stack: Ex
     stack.callback(os.close, file)
     send(asker, {"version": 1, "ask": "snapshot", "to": ME, "seconds": 3, "file": True})
     asker.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))])
-
     data, passed = transport.receive(agent)
     assert json.loads(data) == {"version": 1, "ask": "snapshot", "seconds": 3, "file": True}
     with socket.socket(fileno=passed[0]) as direct, os.fdopen(transport.receive(direct)[1][0], "wb") as out:
@@ -331,7 +324,6 @@ def test_a_question_goes_to_the_agent_with_its_asker(running: Running, stack: Ex
 def test_questions_that_reach_nobody(running: Running, stack: ExitStack) -> None:
     """A client that names a process without an agent gets an error."""
     answer = asked(connected(running, stack), ask="reclaim", to=1)
-
     assert answer == {"version": 1, "ok": False, "error": "no agent in pid 1; start it with 'vramledger run'"}
 
 
@@ -367,7 +359,6 @@ def test_the_askers_own_holding_is_marked(running: Running, stack: ExitStack) ->
     held = [*(holding(pid, pid) for pid in range(NO_PID, NO_PID + 100)), holding(ME, 1)]
     running.snapshot = snapshot(*(device(index, held) for index in range(16)))
     answer = asked(connected(running, stack), ask="devices")
-
     for each in answer["devices"]:
         assert [(one["bytes"], one["pid"]) for one in each["holders"] if "self" in one] == [(1, ME)]
         assert len(each["holders"]) > 1
@@ -378,7 +369,6 @@ def test_many_holders_still_fit_a_message(running: Running, stack: ExitStack) ->
     held = [holding(pid, pid) for pid in range(NO_PID, NO_PID + 2000)]
     running.snapshot = snapshot(*(device(index, held) for index in range(16)))
     answer = asked(connected(running, stack), ask="devices")
-
     assert len(answer["devices"]) == 16
     assert answer["devices"][0]["holders"][0]["bytes"] == NO_PID + 1999
 
@@ -387,7 +377,6 @@ def test_a_command_learns_what_agents_say(running: Running, stack: ExitStack, st
     """Commands get the agents that the exporter has: a user gets its own, root gets all."""
     send(connected(running, stack), report(5, frameworks=[torch(ooms=1)]))
     wait_until(lambda: running.agents, "the report")
-
     assert request_agents(running.path) == running.agents
     assert find_exporter(running.path)[1:3] == (None, 1)
     if os.geteuid() == 0:
@@ -452,7 +441,6 @@ def test_the_last_report_of_a_program_that_ran_out_of_memory_is_read_once(
     program.end()
     wait_until(lambda: not running.health.connections, "the program's end")
     (agent,) = running.reading().agents
-
     last_report = sure(agent.report)
     assert (agent.pid, last_report.sequence, last_report.last_oom is None) == (program.pid, 2, False)
     assert running.reading().agents == ()

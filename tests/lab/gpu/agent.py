@@ -1,10 +1,8 @@
 """Prove on a GPU the agent's promises: exact figures, no bytes, no context, no time, right verdicts.
 
 ``python -m tests.lab.gpu.agent --out DIR`` writes ``agent.json`` (every figure), ``agent.md`` (the table)
-and the out-of-memory reports. ``--rehearse`` goes through the same motions without a GPU. About six minutes.
+and the out-of-memory reports. ``--rehearse`` goes through the same motions without a GPU. Some minutes.
 """
-
-from __future__ import annotations
 
 import argparse
 import contextlib
@@ -243,34 +241,6 @@ def hook(bench: Bench) -> None:
     )
 
 
-def overhead(bench: Bench) -> None:
-    """Compare training steps with and without the agent, in one process, alternately.
-
-    Blocks of steps of 1 ms differ by several per cent without any agent, so that no number of them that fits
-    into a lease tells a thousandth; what the agent does in such a step is the hook, which is measured alone.
-    """
-    for milliseconds, seconds, blocks, interval in (
-        ("1", 1.5, 16, 1.0), ("10", 1.5, 16, 1.0), ("100", 2.0, 12, 1.0), ("1", 1.0, 12, 0.01),
-    ):  # fmt: skip
-        seconds, blocks = (0.3, 4) if bench.rehearse else (seconds, blocks)  # noqa: PLW2901
-        with bench.program("paired", milliseconds, str(seconds), str(blocks), str(interval)) as (_, told):
-            name = f"step of {milliseconds} ms, a report every {interval:g} s"
-            bench.figures[name] = told
-        spans = zip(told.get("on", []), told.get("off", []), strict=False)
-        shares = [on / off - 1 for on, off in spans] or [float("nan")]
-        middle, low, high = spread(shares)
-        bar = 0.001 if interval == 1 else 0.1
-        scaled = f"; at 1 s reports that is {middle * interval:.5%}" if interval != 1 else ""
-        bench.row(
-            f"overhead, {name}",
-            f"{middle:+.3%} (95 % of resamplings {low:+.3%} to {high:+.3%}), step"
-            f" {statistics.median(told.get('off', [0])) * 1000:.3f} ms, {told.get('reports')}"
-            f" reports{scaled}",
-            "0.1 %" if interval == 1 else "10 % at 100 reports a second",
-            met=True if high <= bar else False if low > bar else None,  # None: the spread says neither
-        )
-
-
 def spread(values: list[float]) -> tuple[float, float, float]:
     """Return the median of the paired differences, and the range of 95 % of resamplings."""
     chance = random.Random(1)  # noqa: S311
@@ -336,8 +306,8 @@ def read_report(path: str | None) -> tuple[Facts, str]:
 
 
 STAGES = {
-    "exact": exact, "nothing": nothing_held, "categories": categories, "lock": locked,
-    "hook": hook, "verdicts": verdicts, "overhead": overhead,
+    "exact": exact, "nothing": nothing_held, "categories": categories, "lock": locked, "hook": hook,
+    "verdicts": verdicts,
 }  # fmt: skip
 
 

@@ -5,8 +5,6 @@ holders, nine of them with the agent, at a scrape a second, in 15 and in 60 seco
 ``--rehearse`` uses the stand-in driver, and ``--quick`` shorter windows. Less than five minutes.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -5,8 +5,6 @@ interpreter that has the frameworks, if it is not this one. About three and a ha
 GPU (``--rehearse``) only the imports are judged.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

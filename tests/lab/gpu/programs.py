@@ -4,8 +4,6 @@ They run under the machine's own torch, or, to rehearse them, under the one of
 ``tests/support/frameworks/standin``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import statistics
@@ -142,49 +140,6 @@ def lock(blocks: str) -> None:
     tell(blocks=len(kept), **told, dropped=dropped)
 
 
-def trainer(milliseconds: float) -> Callable[[], None]:
-    """Return a training step of about this length, with an optimizer, that ends when the GPU is done."""
-    if FAKE:
-        optimizer: Any = torch.optim.Adam([torch.Tensor(MIB)])
-
-        def pretend() -> None:
-            until = time.perf_counter() + milliseconds / 1000
-            while time.perf_counter() < until:
-                pass
-            optimizer.step()
-
-        return pretend
-    model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(2)]).cuda()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    given = torch.randn(64, 512, device="cuda")
-    large = torch.randn(2048, 2048, device="cuda")
-    extra = 0
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(given).sum().backward()
-        optimizer.step()
-        moved = large
-        for _ in range(extra):
-            moved = large @ large
-        torch.cuda.synchronize()
-        del moved
-
-    def span(times: int) -> float:
-        begun = time.perf_counter()
-        for _ in range(times):
-            step()
-        return (time.perf_counter() - begun) / times
-
-    for _ in range(20):
-        step()
-    bare = span(50)
-    extra = 20
-    one = (span(20) - bare) / 20
-    extra = max(0, round((milliseconds / 1000 - bare) / one))
-    return step
-
-
 def hooked(turns: str) -> None:
     """Measure an optimizer step's CPU time with and without the agent's hook, alternately."""
     parameters = [bytes_on(MIB)] if FAKE else [torch.nn.Parameter(torch.zeros(16, device="cuda"))]
@@ -208,37 +163,6 @@ def hooked(turns: str) -> None:
         steps.unregister()
         more.append(during - (before + span()) / 2)
     tell(more=more, step=before)
-
-
-def paired(milliseconds: str, seconds: str, blocks: str, interval: str) -> None:
-    """Measure training steps in blocks with and without the agent's thread and hooks, alternately."""
-    from vramledger_agent.worker import worker
-
-    step = trainer(float(milliseconds))
-    provider = wait_for_provider()
-    worker.settings.interval = float(interval)
-
-    def switch(*, on: bool) -> None:
-        if on:
-            provider.optimizer_steps.register()
-            worker.start()
-        else:
-            worker.stop_thread(1.0)
-            provider.optimizer_steps.unregister()
-
-    spans: dict[bool, list[float]] = {True: [], False: []}
-    assert worker.session is not None
-    sent = worker.session.sequence
-    for number in range(int(blocks)):
-        on = number % 4 in (0, 3)  # on off off on: a drift cancels out
-        switch(on=on)
-        step()
-        count, begun = 0, time.perf_counter()
-        while time.perf_counter() - begun < float(seconds):
-            step()
-            count += 1
-        spans[on].append((time.perf_counter() - begun) / count)
-    tell(on=spans[True], off=spans[False], reports=worker.session.sequence - sent, errors=worker.errors)
 
 
 def out_of_memory(case: str) -> None:

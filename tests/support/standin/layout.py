@@ -3,8 +3,6 @@
 ``nvmlInit`` of the stand-in compares magic, version and size, so a difference shows at once.
 """
 
-from __future__ import annotations
-
 import re
 from ctypes import Structure, c_char, c_double, c_uint32, c_uint64, sizeof
 from pathlib import Path

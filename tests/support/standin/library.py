@@ -103,11 +103,7 @@ IDLE_GPM = dict.fromkeys(GPM_METRICS, 0.0) | {
 
 
 def compiler() -> list[str]:
-    """Return the command of a C compiler.
-
-    Raises:
-        RuntimeError: there is none; the message says what to install.
-    """
+    """Return the command of a C compiler. Raises RuntimeError, which says what to install."""
     for name in ("cc", "gcc", "clang"):
         if path := shutil.which(name):
             return [path]
@@ -122,13 +118,7 @@ _compiled: dict[str, bytes] = {}
 
 
 def build(directory: Path, *, without: Iterable[str] = ()) -> Path:
-    """Put ``libnvidia-ml.so.1`` below ``directory`` once per source and return its path.
-
-    ``without`` names functions that the library shall not have.
-
-    Raises:
-        RuntimeError: there is no compiler, or it fails; the message says which.
-    """
+    """Put ``libnvidia-ml.so.1``, without some functions, below ``directory``; return its path."""
     absent = sorted(set(without))
     flags = []
     # nvitop's rule, which our driver module shares: these two symbols show a 535.43 driver.
@@ -480,11 +470,7 @@ class StandIn:
         return int(sum(counts) if device is None else counts[device])
 
     def wait_for_call(self, function: str, more_than: int = 0, *, timeout: float = 30.0) -> None:
-        """Wait until a function was called more often than that.
-
-        Raises:
-            TimeoutError: it was not, in ``timeout`` seconds.
-        """
+        """Wait until a function was called more often than that. Raises TimeoutError after ``timeout``."""
         deadline = time.monotonic() + timeout
         while self.calls(function) <= more_than:
             if time.monotonic() > deadline:

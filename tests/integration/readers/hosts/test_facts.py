@@ -311,7 +311,6 @@ def test_threads_are_few_when_the_harmless_reads_hang_too() -> None:
     guard.submit("one more", hang, hang)
     assert guard.collect(0.0) == []
     assert (guard.stuck, guard.busy, threading.active_count() - others) == (3, False, 3)
-
     gate.set()
     done: list[str] = []
 

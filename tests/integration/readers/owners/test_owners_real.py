@@ -194,7 +194,6 @@ def test_containers_of_two_namespaces_do_not_end_each_other(tmp_path: Path, stag
             row, owner = asked(owners, host, pid)
             assert (owner.type, owner.name) == ("container", container[:12])
             rows.append(row)
-
         ended: dict[int, str] = {}
         watched = owners._holders[rows[0].pid, rows[0].start].watched  # noqa: SLF001 to know that checks have been
 
@@ -204,7 +203,6 @@ def test_containers_of_two_namespaces_do_not_end_each_other(tmp_path: Path, stag
             return sure(watched).checks >= 2 * MISSES_NEEDED
 
         wait_until(step, "some checks")
-
     assert ended == {}
 
 

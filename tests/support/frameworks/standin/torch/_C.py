@@ -1,7 +1,5 @@
 """The allocator's counters, and the functions that read them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The part whose signature shows what this version can do."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 import time
