@@ -1,5 +1,7 @@
 """The allocator's counters, and the functions that read them."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable
 

@@ -1,5 +1,7 @@
 """Initialisation: late, once, and never in the child of a process that has done it."""
 
+from __future__ import annotations
+
 import os
 import threading
 import traceback

@@ -1,5 +1,7 @@
 """The part whose signature shows what this version can do."""
 
+from __future__ import annotations
+
 import itertools
 import sys
 import time

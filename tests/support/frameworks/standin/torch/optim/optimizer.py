@@ -1,5 +1,7 @@
 """One optimizer, and the hook after the steps of all."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 import torch
