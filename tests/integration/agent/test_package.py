@@ -5,12 +5,9 @@ import os
 import pkgutil
 import subprocess
 import sys
-import zipfile
-from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
 import vramledger_agent
 from tests.support.listening import FAKE, FakeExporter, environment
@@ -55,24 +52,6 @@ def test_it_brings_itself_alone(installed: Path) -> None:
     )
 
 
-def test_the_agent_loads_nothing_of_the_exporter() -> None:
-    """Where both are installed, all modules of the agent load none of the exporter, and no dependency."""
-    code = """
-import importlib, pkgutil, sys
-from importlib.util import find_spec
-import vramledger_agent
-assert find_spec("vramledger") and find_spec("aiohttp")
-loaded = set(sys.modules)
-vramledger_agent.start()
-for module in pkgutil.walk_packages(vramledger_agent.__path__, "vramledger_agent."):
-    if ".startup" not in module.name and not module.name.endswith("__main__"):
-        importlib.import_module(module.name)
-roots = {name.partition(".")[0] for name in sys.modules.keys() - loaded}
-print(*sorted(roots - sys.stdlib_module_names - {"__mp_main__"}))
-"""
-    assert output(sys.executable, "-c", code).split() == ["vramledger_agent"]
-
-
 def test_a_program_is_reported(installed: Path, place: Path, exporter: FakeExporter) -> None:
     """``vramledger-agent run`` of the wheel brings the agent into a program, which is reported."""
     command: list[str | Path] = [installed.with_name("vramledger-agent"), "run"]
@@ -98,44 +77,6 @@ def test_the_tools_of_recordings_are_there(installed: Path, tmp_path: Path) -> N
     assert "<svg" in page.read_text()
     assert (installed.parents[1] / "share/man/man1/vramledger-agent.1").exists()
     assert output(command, "--version") == f"vramledger-agent {__version__}\n"
-
-
-def fake_wheel(directory: Path, name: str, version: str) -> None:
-    """Make a package without content, as a pin names it."""
-    directory.mkdir(exist_ok=True)
-    about = f"{name}-{version}.dist-info"
-    files = {
-        f"{name}/__init__.py": "",
-        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
-        f"{about}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    with zipfile.ZipFile(directory / f"{name}-{version}-py3-none-any.whl", "w") as package:
-        for path, text in files.items():
-            package.writestr(path, text)
-        package.writestr(f"{about}/RECORD", "".join(f"{path},,\n" for path in (*files, f"{about}/RECORD")))
-
-
-def test_it_fits_beside_any_pin(dist: Path, tmp_path: Path) -> None:
-    """Where an image pins an older aiohttp, as Ray's does, the agent installs, and the exporter does not."""
-    links, pins = tmp_path / "links", tmp_path / "constraints.txt"
-    for needed in map(Requirement, requires("vramledger") or []):
-        if needed.name != "vramledger-agent":
-            oldest = next(each.version for each in needed.specifier if each.operator == ">=")
-            fake_wheel(links, needed.name.replace("-", "_"), oldest)
-    fake_wheel(links, "aiohttp", "3.11.16")
-    pins.write_text("aiohttp==3.11.16\n")
-    python = make_environment(tmp_path / "image")
-    where = ("--find-links", links, "--find-links", dist)
-    pinned = (*where, "--constraint", pins)
-    assert pip(python, "install", *pinned, "aiohttp").returncode == 0
-    refused = pip(python, "install", *pinned, "vramledger")
-    done = pip(python, "install", *pinned, "vramledger-agent")
-    assert "conflicting dependencies" in refused.stderr
-    assert (done.returncode, done.stderr) == (0, "")
-    listed = {each["name"] for each in json.loads(pip(python, "list", "--format=json").stdout)}
-    assert listed == {"aiohttp", "vramledger-agent"}
-    assert pip(python, "check").returncode == 0
-    assert pip(python, "install", "--dry-run", *where, "vramledger").returncode == 0  # it was the pin
 
 
 def test_pip_refuses_an_older_python(dist: Path, tmp_path: Path) -> None:

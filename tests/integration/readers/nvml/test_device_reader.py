@@ -1,6 +1,5 @@
 """What nvml/device_reader.py reads of a GPU, from the stand-in through the real pynvml."""
 
-import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -168,21 +167,6 @@ def test_a_fast_sample_asks_nothing_twice(standin_here: StandIn, reader: DeviceR
     read(reader, 1.0)
     after = [standin_here.calls(function) for function in asked]
     assert [now - then for now, then in zip(after, before, strict=True)] == [1, 1, 1, 0, 0]
-
-
-def test_a_hanging_gpu_does_not_hold_up_another(standin_here: StandIn, open_readers: Open) -> None:
-    """While a call on one GPU hangs, another GPU is read to its end in its own thread."""
-    standin_here.device_count = 2
-    first, second = open_readers()
-    standin_here.hang("nvmlDeviceGetMemoryInfo_v2", device=0)
-    hanging = threading.Thread(target=read, args=(first,))
-    hanging.start()
-    standin_here.wait_for_call("nvmlDeviceGetMemoryInfo_v2")
-    assert read(second).error is None
-    assert hanging.is_alive()
-    standin_here.release()
-    hanging.join(10)
-    assert not hanging.is_alive()
 
 
 def test_instances_are_devices_and_their_gpu_has_none(standin_here: StandIn, open_readers: Open) -> None:

@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import pwd
 import subprocess
 import sys
 import tarfile
@@ -77,14 +76,6 @@ def cgroup(path: str) -> Iterator[Path]:
                 with contextlib.suppress(OSError):
                     each.rmdir()
     requirements.do_without("this machine does not let us make cgroups")
-
-
-def test_a_plain_process_is_its_users(stage: Stage) -> None:
-    """A program without a container, job or unit around it belongs to its user."""
-    owners, host, _ = fresh()
-    _, owner = asked(owners, host, stage.start().pid)
-    if owner.type == "user":  # in a container or a unit (CI) that is the owner
-        assert owner.name == pwd.getpwuid(os.getuid()).pw_name
 
 
 VS_CODE = f"kernel-v3{'0f' * 20}"

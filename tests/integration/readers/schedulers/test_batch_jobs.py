@@ -171,12 +171,6 @@ def test_tasks_of_nomad(start: Start, tmp_path: Path) -> None:
     assert found.complete
 
 
-def test_no_scheduler(tmp_path: Path) -> None:
-    """A host without Slurm and Nomad has neither, without an error."""
-    assert read(tmp_path, batch_jobs.read_slurm) is None
-    assert read(tmp_path, batch_jobs.read_nomad) is None
-
-
 def test_an_environment_that_may_not_be_read(start: Start, tmp_path: Path) -> None:
     """If a job's variables are not readable, its scheduler's result is marked as incomplete."""
     start(f"{SCOPE}/job_41/step_0/user/task_0", SLURM_STEP_GPUS="0")
