@@ -190,18 +190,6 @@ def test_closed_standard_streams(place: Path, exporter: FakeExporter) -> None:
     wait_until(lambda: exporter.reports.get(process.pid), "a report")
 
 
-def test_requests_are_answered_by_consent(place: Path, exporter: FakeExporter) -> None:
-    """A process handles the requests to which it consents, and says how to consent to the others."""
-    for consents, words in ((), "vramledger-agent run --allow-reclaim"), (("reclaim",), "no training step"):
-        process = exporter.watch(
-            start(TENSOR + WAIT, environment(place, FAKE, VRAMLEDGER_AGENT_CONSENT=",".join(consents)))
-        )
-        assert exporter.reports[process.pid][-1].get("consents", []) == list(consents)
-        answer = exporter.request(process.pid, {"version": 1, "ask": "reclaim", "seconds": 0.2})
-        assert (answer["ok"], words in answer["error"]) == (False, True)
-        finish(process)
-
-
 def test_requests_of_another_user_are_refused(place: Path, exporter: FakeExporter) -> None:
     """Only root and the program's own user may send requests; the agent trusts only the kernel for that."""
     require_root()

@@ -1,4 +1,4 @@
-"""The agent's request handler handles one request at a time, and is never busy for ever."""
+"""The agent's request handler is never busy for ever."""
 
 import json
 import os
@@ -32,10 +32,8 @@ def test_a_process_without_a_thread_to_spare_can_be_asked_again(monkeypatch: pyt
     with monkeypatch.context() as patch:
         patch.setattr(requests._thread, "start_new_thread", none_left)  # type: ignore[attr-defined]  # noqa: SLF001
         refused = send(handler)
-    assert (refused["ok"], refused["error"]) == (
-        False,
-        "the process cannot start a thread now; ask again later",
-    )
+    assert refused["ok"] is False
+    assert refused["error"] == "the process cannot start a thread now; ask again later"
     deadline = time.monotonic() + 30
     while not (response := send(handler))["ok"] and time.monotonic() < deadline:
         pass

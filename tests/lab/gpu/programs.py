@@ -89,15 +89,12 @@ def gradients() -> None:
     time.sleep(2.2)  # the agent starts; it counts at the next step
     step()
     time.sleep(2.2)
+    known = [value for state in optimizer.state.values() for value in state.values()]
+    on_gpu = [each for each in known if getattr(getattr(each, "device", None), "type", None) == "cuda"]
     tell(
         parameters=sum(parameter.nbytes for parameter in parameters),
         gradients=sum(parameter.grad.nbytes for parameter in parameters),
-        optimizer=sum(
-            value.nbytes
-            for state in optimizer.state.values()
-            for value in state.values()
-            if getattr(getattr(value, "device", None), "type", None) == "cuda"
-        ),
+        optimizer=sum(value.nbytes for value in on_gpu),
         pid=os.getpid(),
     )
     sys.stdin.read()

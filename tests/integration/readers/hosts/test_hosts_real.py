@@ -8,9 +8,9 @@ import psutil
 import pytest
 
 from tests.support.players.stage import parent_of
-from tests.support.players.tree import Cast, Tree
-from tests.support.players.trees import containers, launchers, services, states
-from tests.support.players.trees.catalogue import HEALTHY, LEFTOVERS, OTHERS
+from tests.support.players.tree import Cast
+from tests.support.players.trees import containers, states
+from tests.support.players.trees.catalogue import HEALTHY, LEFTOVERS
 from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from vramledger.model.reading import ProcessFacts, ProcessRow
@@ -18,7 +18,6 @@ from vramledger.readers.hosts.host import Host
 
 PROC = Path("/proc")
 ADOPTED = "whoever adopts"
-LETTERS = {psutil.STATUS_STOPPED: "T", psutil.STATUS_ZOMBIE: "Z"}
 
 
 class Seen(NamedTuple):
@@ -203,34 +202,7 @@ def test_a_container_shows_its_own_pids(host: Host) -> None:
     assert (child.parent.pid, child.parent.init) == (main.pid, True)
 
 
-def test_only_a_service_main_process_counts_as_one(host: Host) -> None:
-    """The variable that systemd gives to a service's main process marks only that process."""
-    with services.systemd_service.play() as cast:
-        assert _facts(host, cast.pids[0]).service_main
-    with launchers.dataloader_forked.play() as cast:
-        assert not _facts(host, cast.pids[0]).service_main
-
-
-@pytest.mark.parametrize("tree", OTHERS[:3], ids=lambda tree: str(tree.name))
-def test_states_of_the_kernel_are_passed_on(host: Host, tree: Tree) -> None:
-    """A zombie, a zombie leader and a stopped process have the kernel's letter, and psutil's."""
-    with tree.play() as cast:
-        row = _row(host, cast.pids[0])
-        assert row.state == LETTERS[psutil.Process(row.pid).status()]
-        assert row.state == {"stopped": "T"}.get(tree.watched.state, "Z")
-        assert row.threads == (2 if tree is states.zombie_leader else 1)
-
-
 def test_a_zombie_leader_still_has_its_name(host: Host) -> None:
     """The command of a process whose main thread has ended is read from a live thread."""
     with states.zombie_leader.play() as cast:
         assert _facts(host, cast.pids[0]).command == "player.py"
-
-
-def test_a_reaped_process_is_gone(host: Host) -> None:
-    """A pid without a process is gone: it has no row and no facts."""
-    with states.stopped.play() as cast:
-        row = _row(host, cast.pids[0])
-    wait_until(lambda: not Path(f"/proc/{row.pid}").exists(), "init to reap it")
-    assert host.rows([row.pid]) == ((), {row.pid: "gone"})
-    assert host.facts(row) is None
