@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nvml_readers import ALL, read
+from tests.support.nvml_readers import opened, read
 from tests.support.standin.layout import NOT_SUPPORTED_32
 from tests.support.standin.library import GIB, MIB, Code, StandIn
 from tests.support.sure import sure
@@ -30,16 +30,10 @@ def open_reader(open_driver: Callable[[], Driver], tmp_path: Path) -> Open:
     """Open the GPU on a host whose kernel tells of 119 GiB, and of a node 1 without CPUs."""
     write_host_memory(tmp_path, total=HOST // KIB, available=AVAILABLE // KIB)
     write_node(tmp_path, 0, total=HOST // KIB, free=10, processors="0-71")
-    write_node(
-        tmp_path, 1, total=NODE // KIB, free=60 * GIB // KIB, file=GIB // KIB, anonymous=2 * GIB // KIB
-    )
+    figures = {"total": NODE, "free": 60 * GIB, "file": GIB, "anonymous": 2 * GIB}
+    write_node(tmp_path, 1, **{name: size // KIB for name, size in figures.items()})
 
-    def open_reader() -> DeviceReader:
-        (reader,) = open_driver().readers(ALL, SystemMemory(str(tmp_path), tmp_path))
-        reader.open()
-        return reader
-
-    return open_reader
+    return lambda: opened(open_driver(), SystemMemory(str(tmp_path), tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nvml_readers import ALL, read
+from tests.support.nvml_readers import opened, read
 from tests.support.standin.library import GIB, StandIn
 from tests.support.sure import sure
 from vramledger.readers.hosts.gpu_sleep import REST, GpuSleep
@@ -23,8 +23,7 @@ class Laptop:
     def __init__(self, root: Path, driver: Driver, standin: StandIn) -> None:
         """Begin with a GPU that is awake, can sleep, and that nobody uses."""
         self.root, self.driver, self.standin = root, driver, standin
-        (plain,) = driver.readers(ALL, sleep=GpuSleep(str(root), root))
-        plain.open()
+        plain = self.reader()
         self.address, self.uuid = sure(plain.identity.pci_bus_id), plain.uuid
         self.says(
             information=f"Model: \t\t Stand-in\nGPU UUID: \t {self.uuid}\nDevice Minor: \t 0\n", power=FINE
@@ -46,9 +45,7 @@ class Laptop:
             (place / name).write_text(text)
 
     def reader(self) -> DeviceReader:
-        (reader,) = self.driver.readers(ALL, sleep=GpuSleep(str(self.root), self.root))
-        reader.open()
-        return reader
+        return opened(self.driver, sleep=GpuSleep(str(self.root), self.root))
 
     def asked(self) -> int:
         """Return how often the driver was asked anything about the GPU."""
@@ -118,6 +115,5 @@ def test_a_gpu_that_cannot_sleep_is_read_as_ever(laptop: Laptop, control: str, s
 
 def test_without_sysfs_nothing_sleeps(laptop: Laptop) -> None:
     """Where the kernel or the driver does not say it, no GPU is taken for asleep."""
-    (reader,) = laptop.driver.readers(ALL, sleep=GpuSleep(str(laptop.root / "none"), laptop.root / "none"))
-    reader.open()
+    reader = opened(laptop.driver, sleep=GpuSleep(str(laptop.root / "none"), laptop.root / "none"))
     assert [read(reader, second).error for second in (0, REST, REST + 1)] == [None] * 3
