@@ -78,7 +78,7 @@ LONG = [b"FILLER=" + b"x" * length + b"\0LOCAL_RANK=0\0" for length in (1000, EN
 
 
 @pytest.mark.parametrize(
-    ("environ", "signs"), zip([*LONG, b"\0" * 90], [("LOCAL_RANK",), None, None], strict=True)
+    ("environ", "signs"), [(LONG[0], ("LOCAL_RANK",)), (LONG[1], None), (b"\0" * 90, None)]
 )
 def test_a_parents_environment(proc: FakeProc, environ: bytes, signs: tuple[str, ...] | None) -> None:
     """What a parent may have passed on is known only when its environment was read whole, and is one."""

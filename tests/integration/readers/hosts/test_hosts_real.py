@@ -182,10 +182,9 @@ def _check_rows(host: Host, cast: Cast) -> None:
             "the holder does not come to rest",
         )
         row, facts = _row(host, pid), _facts(host, pid)
-        same = {"tty": row.tty, "program": row.program}
-        groups = (os.getpgid(pid), os.getsid(pid))
-        expected = (pid, row.start, "S", process.ppid(), *groups)
-        assert row == ProcessRow(*expected, threads=process.num_threads(), **same)
+        pgrp, session, threads = os.getpgid(pid), os.getsid(pid), process.num_threads()
+        kept = (row.tty, threads, row.program)
+        assert row == ProcessRow(pid, row.start, "S", process.ppid(), pgrp, session, *kept)
         assert (row.tty != 0) == holder.order("has_terminal")
         assert host.boot_time + row.start / host.ticks == pytest.approx(process.create_time(), abs=0.1)
         assert (facts.uid, facts.user) == (process.uids().real, process.username())
