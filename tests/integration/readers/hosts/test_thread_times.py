@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -83,7 +83,8 @@ class CommandedProgram:
 
     def _states(self) -> Iterator[str]:
         for stat in Path(f"/proc/{self.pid}/task").glob("*/stat"):
-            yield stat.read_text().rpartition(")")[2].split()[0]
+            with suppress(FileNotFoundError):  # the thread has ended
+                yield stat.read_text().rpartition(")")[2].split()[0]
 
     def end(self) -> None:
         self.process.kill()
