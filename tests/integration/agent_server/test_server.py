@@ -444,3 +444,12 @@ def test_the_last_report_of_a_program_that_ran_out_of_memory_is_read_once(
     last_report = sure(agent.report)
     assert (agent.pid, last_report.sequence, last_report.last_oom is None) == (program.pid, 2, False)
     assert running.reading().agents == ()
+
+
+def test_a_program_that_ends_as_it_should_leaves_no_report(running: Running, stage: Stage) -> None:
+    """Without a failed allocation nothing is kept of a program that has ended."""
+    program = stage.start(("connect", str(running.path)), ("say", report()))
+    wait_until(lambda: running.agents, "the report")
+    program.end()
+    wait_until(lambda: not running.health.connections, "the program's end")
+    assert running.reading().agents == ()
