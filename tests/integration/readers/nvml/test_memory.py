@@ -30,8 +30,8 @@ def open_reader(open_driver: Callable[[], Driver], tmp_path: Path) -> Open:
     """Open the GPU on a host whose kernel tells of 119 GiB, and of a node 1 without CPUs."""
     write_host_memory(tmp_path, total=HOST // KIB, available=AVAILABLE // KIB)
     write_node(tmp_path, 0, total=HOST // KIB, free=10, processors="0-71")
-    figures = {"total": NODE, "free": 60 * GIB, "file": GIB, "anonymous": 2 * GIB}
-    write_node(tmp_path, 1, **{name: size // KIB for name, size in figures.items()})
+    gib = GIB // KIB
+    write_node(tmp_path, 1, total=NODE // KIB, free=60 * gib, file=gib, anonymous=2 * gib)
 
     return lambda: opened(open_driver(), SystemMemory(str(tmp_path), tmp_path))
 
