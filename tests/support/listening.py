@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import vramledger_agent
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, wait_until
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -79,6 +79,16 @@ class FakeExporter:
                 pass
         if not asked:  # a question's connection ends before the last report is read
             self.ended.append(pid)
+
+    def watch(self, process: subprocess.Popen[str]) -> subprocess.Popen[str]:
+        """Return a program after its first report."""
+        wait_until(lambda: self.reports.get(process.pid), "a report")
+        return process
+
+    def last_report(self, process: subprocess.Popen[str]) -> dict[str, Any]:
+        """Return a program's last report, once its connection has ended."""
+        wait_until(lambda: process.pid in self.ended, "the end of its connection")
+        return self.reports[process.pid][-1]
 
     def answer_to(self, pid: int, told: dict[str, Any]) -> dict[str, Any] | None:  # noqa: ARG002 for others
         """Return the answer to a process's request, None for none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -50,6 +51,13 @@ def open_readers(open_driver: Callable[[], Driver]) -> Open:
 def reader(open_readers: Open) -> DeviceReader:
     """Return the reader of the only GPU."""
     (reader,) = open_readers()
+    return reader
+
+
+def opened(driver: Driver, *sources: Any, **more: Any) -> DeviceReader:  # noqa: ANN401 as the driver takes them
+    """Return the opened reader of the only GPU, with other sources of facts about it."""
+    (reader,) = driver.readers(ALL, *sources, **more)
+    reader.open()
     return reader
 
 

@@ -63,6 +63,13 @@ class FakeProc:
         (place / "cgroup").write_bytes(b"0::/user.slice\n")
         return parse_stat(pid, line)
 
+    def hold(self, pid: int, *targets: str) -> None:
+        """Let a process have these files open, and no others."""
+        place = self.root / str(pid) / "fd"
+        place.mkdir()
+        for number, target in enumerate(targets):
+            (place / str(number)).symlink_to(target)
+
     def stat(self, pid: int) -> Path:
         """Return the file from which its row is read."""
         return self.root / f"{pid}/task/{pid}/stat"

@@ -1,7 +1,5 @@
 """The socket on which an exporter listens, for the tests of the code in the user's process."""
 
-from __future__ import annotations
-
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -29,6 +27,5 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture
 def exporter(place: Path) -> Iterator[FakeExporter]:
-    """Return an exporter that listens in that directory."""
     with FakeExporter(place / "agent.sock") as listener:
         yield listener

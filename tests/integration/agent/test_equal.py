@@ -3,8 +3,6 @@
 What must differ is named in ``exporter/docs/AGENT.md`` under "What a program can notice".
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -25,11 +23,9 @@ REPORT = [
     "/bin/cat",
     *(
         f"/proc/self/{name}"
-        for name in ("status", "limits", "oom_score_adj", "coredump_filter", "personality")
+        for name in "status limits oom_score_adj coredump_filter personality cgroup fdinfo/0 fdinfo/1"
+        " fdinfo/2 fdinfo/7 environ stat".split()
     ),
-    "/proc/self/cgroup",
-    *(f"/proc/self/fdinfo/{number}" for number in (0, 1, 2, 7)),
-    *("/proc/self/environ", "/proc/self/stat"),
 ]
 """A program that says what the kernel knows of it, and that changes none of it."""
 
@@ -110,16 +106,10 @@ class Ended(NamedTuple):
 
 
 def ended(command: list[str], environ: dict[str, str] | None = None, place: Path | None = None) -> Ended:
-    """Run a program."""
     done = subprocess.run(
-        command,
-        env=environ,
-        cwd=place,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=False,
+        command, env=environ, cwd=place, stdin=subprocess.DEVNULL, capture_output=True, check=False,
         timeout=60,
-    )
+    )  # fmt: skip
     return Ended(done.returncode, done.stdout.split(b"\n"), done.stderr)
 
 
@@ -145,7 +135,6 @@ def test_what_a_program_inherits(state: str, run: Path) -> None:
     caller = [sys.executable, "-c", CALLER.format(state=STATES[state])]
     without = ended([*caller, *REPORT])
     inside = ended([*caller, str(run), "run", "--", *REPORT])
-
     assert without_inherent(facts(inside.out)) == without_inherent(facts(without.out))
     assert (inside.status, inside.errors) == (without.status, without.errors)
     assert facts(inside.out) != facts(without.out), "the agent's variables are there"
@@ -157,7 +146,6 @@ def test_directory_session_and_arguments(run: Path, tmp_path: Path) -> None:
     code = """pwd -P; ps -o sid=,pgid=,pid= -p $$ | tr -s " 0-9" "=" ; printf "%s|" "$0" "$@" """
     program = ["/bin/sh", "-c", code, "an argument", "", "*", "-x", "--", "\n", "\udcff"]
     caller = [sys.executable, "-c", CALLER.format(state=state)]
-
     assert ended([*caller, str(run), "run", "--", *program]) == ended([*caller, *program])
 
 
@@ -195,6 +183,8 @@ def test_what_the_shell_would_have_started(run: Path, tmp_path: Path) -> None:
         shell = ended(["bash", "-c", '"$@"', "bash", *command], path)
         assert (inside.status, inside.out) == (shell.status, shell.out), command
         assert inside.status == status
+    missing = b"vramledger-agent: no-such-program: there is no such program\n"
+    assert ended([str(run), "run", "--", "no-such-program"], path).errors == missing
 
 
 def test_the_directory_and_the_users_start_up_files_are_the_programs(run: Path, tmp_path: Path) -> None:
@@ -204,7 +194,6 @@ def test_the_directory_and_the_users_start_up_files_are_the_programs(run: Path, 
     (tmp_path / "path").mkdir()
     (tmp_path / "path" / "sitecustomize.py").write_text("open('count', 'a').write('x')\nprint('theirs')\n")
     environ = {**os.environ, "PYTHONPATH": str(tmp_path / "path"), "PYTHONDONTWRITEBYTECODE": "1"}
-
     for command in (["sh", "-c", "echo started"], [sys.executable, "-I", "-c", "print('started')"]):
         assert ended([str(run), "run", "--", *command], environ, tmp_path) == (0, [b"started", b""], b"")
     assert not (tmp_path / "count").exists()
@@ -219,7 +208,6 @@ def test_run_through_a_link(name: str, run: Path, tmp_path: Path) -> None:
     program, link = run.with_name(name), tmp_path / "linked"
     module = name.replace("-", "_")
     link.symlink_to(program)
-
     assert ended([str(link), "run", "--", "echo", "it"]).out == [b"it", b""]
     assert ended([str(link), "--version"]) == ended([sys.executable, "-m", module, "--version"])
     assert ended([str(link), "run", "--help"]) == ended([sys.executable, "-m", module, "run", "--help"])
@@ -392,11 +380,8 @@ def test_what_a_python_program_can_say(name: str, run: Path, tmp_path: Path) -> 
     }
     environ |= {"PYTHONPATH": str(FAKE), "PYTHONDONTWRITEBYTECODE": "1", "LC_ALL": "C.UTF-8"}
     command = [sys.executable, str(program)]
-
     without = ended(command, environ, tmp_path)
-    inside = ended(
-        [str(run), "run", "--agent.socket", str(tmp_path / "none"), "--", *command], environ, tmp_path
-    )
-
+    starter = [str(run), "run", "--agent.socket", str(tmp_path / "none"), "--"]
+    inside = ended([*starter, *command], environ, tmp_path)
     assert (inside.status, inside.out) == (without.status, without.out)
     assert ADDRESS.sub(b"", inside.errors) == ADDRESS.sub(b"", without.errors)

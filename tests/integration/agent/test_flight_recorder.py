@@ -1,7 +1,8 @@
 """What a recording tells of a program: at a failed allocation, and of the training steps before it."""
 
-from __future__ import annotations
-
+import os
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from tests.support.listening import AGENT_ROOT, FAKE, environment, finish, start
 from tests.support.recorded_torch import BEGINNING, CONSENT, FROM_START, MIB, REQUEST, peak, reports, run
+from tests.support.sure import sure
 from vramledger_agent.oom import report_file
 from vramledger_agent.torch_snapshots.safe_pickle import load_plain
 from vramledger_agent.torch_snapshots.snapshot import AllocationSnapshot, parse_snapshot
@@ -17,18 +19,15 @@ from vramledger_agent.torch_snapshots.text import snapshot_text, training_text
 
 
 def snapshot_of(report: dict[str, Any]) -> AllocationSnapshot:
-    """Read the snapshot that belongs to a report, as the command does."""
     return parse_snapshot(load_plain(Path(report["snapshot"])))
 
 
 def text_of(place: Path) -> str:
-    """Return the text of the only report."""
     (path,) = (place / "reports").glob("*.txt")
     return path.read_text()
 
 
 def functions(entries: list[dict[str, Any]]) -> list[str]:
-    """Return the functions of some frames."""
     return [entry["function"] for entry in entries]
 
 
@@ -36,7 +35,6 @@ def test_the_failing_stack_needs_no_recording(place: Path) -> None:
     """Every report names the lines that failed; without consent nothing is recorded or dumped."""
     run(place, "step(); fail(); assert torch.cuda.memory.recording is None")
     (report,) = reports(place)
-
     assert report["stack"]["phase"] == "forward"
     assert functions(report["stack"]["frames"])[-2:] == ["fail", "<module>"]
     assert "snapshot" not in report
@@ -50,7 +48,6 @@ def test_a_recording_from_the_start_has_every_line(place: Path) -> None:
     run(place, "step(); fail()", **FROM_START)
     (report,) = reports(place)
     lines = {line["function"]: line["bytes"] for line in report["flight"]["lines"]}
-
     assert lines["make_model" if "make_model" in lines else "<listcomp>"] == 3 * MIB
     assert lines["step"] == 6 * MIB, "the optimizer's state, by the line that stepped"
     assert report["flight"]["from_start"] is True
@@ -64,11 +61,8 @@ def test_old_blocks_keep_their_lines_when_the_ring_is_full(place: Path) -> None:
     code = "kept = torch.Tensor(7 * M)\nfor _ in range(1000):\n    step()\nfail()"
     run(place, code, **FROM_START)
     (report,) = reports(place)
-
     assert len(snapshot_of(report).events) == 10_000
-    assert {"bytes": 7 * MIB, "blocks": 1} in [
-        {name: line[name] for name in ("bytes", "blocks")} for line in report["flight"]["lines"]
-    ]
+    assert (7 * MIB, 1) in [(line["bytes"], line["blocks"]) for line in report["flight"]["lines"]]
     assert all(step["whole"] for step in report["flight"]["steps"] if step["finished"])
 
 
@@ -77,7 +71,6 @@ def test_peaks_within_the_steps(place: Path) -> None:
     run(place, "step(); step(); step(); fail()", **FROM_START)
     (report,) = reports(place)
     last = [step for step in report["flight"]["steps"] if step["finished"]][-1]
-
     assert (last["whole"], last["batch"]) == (True, 8)
     assert last["phases"] == {
         "forward": peak(parameters=3, optimizer=6, activations=8),
@@ -85,9 +78,7 @@ def test_peaks_within_the_steps(place: Path) -> None:
         "optimizer": peak(parameters=3, gradients=3, optimizer=6, activations=8),
     }
     assert last["gradients_before_backward"] == 0
-    snapshot = snapshot_of(report)
-    assert snapshot.training is not None
-    assert "20.0 MiB" in training_text(snapshot.training)
+    assert "20.0 MiB" in training_text(sure(snapshot_of(report).training))
 
 
 @pytest.mark.parametrize("variables", [FROM_START, {}])
@@ -96,15 +87,12 @@ def test_a_missing_zero_grad(place: Path, clear: bool, variables: dict[str, str]
     """Gradients that live from step to step are named, with a recording and without; others never."""
     run(place, f"for _ in range(6):\n    step(clear={clear})\nfail()", **variables)
     (report,) = reports(place)
-
     assert report["gradients_kept"] is not clear
     assert ("zero_grad() is missing" in text_of(place)) is not clear
     if variables:
         steps = [step for step in report["flight"]["steps"] if step["finished"]]
         assert steps[-1]["gradients_before_backward"] == (0 if clear else 3 * MIB)
-        snapshot = snapshot_of(report)
-        assert snapshot.training is not None
-        assert ("zero_grad()" in training_text(snapshot.training)) is not clear
+        assert ("zero_grad()" in training_text(sure(snapshot_of(report).training))) is not clear
 
 
 def test_a_gradient_in_a_bucket_says_nothing(place: Path) -> None:
@@ -117,7 +105,6 @@ def test_a_gradient_in_a_bucket_says_nothing(place: Path) -> None:
     """
     run(place, code)
     (report,) = reports(place)
-
     assert report["gradients_kept"] is None
     assert "zero_grad" not in text_of(place)
 
@@ -129,10 +116,11 @@ def test_only_our_own_files_are_removed(tmp_path: Path) -> None:
         path.write_text("theirs")
     for _ in range(report_file.MAX_KEPT + 3):
         report_file.write_report({"verdict": "unknown"}, str(tmp_path), {"segments": []})
-
     assert all(path.read_text() == "theirs" for path in theirs)
     assert len(list(tmp_path.glob("oom-2*.pickle"))) == report_file.MAX_KEPT_SNAPSHOTS
-    assert len(list(tmp_path.glob("oom-2*.json"))) == report_file.MAX_KEPT
+    for ending in ("json", "txt"):
+        assert len(list(tmp_path.glob(f"oom-2*.{ending}"))) == report_file.MAX_KEPT
+    assert report_file.write_report({"verdict": "unknown"}, "/proc/nowhere") is None
 
 
 def test_types_of_numbers(place: Path) -> None:
@@ -145,7 +133,6 @@ def test_types_of_numbers(place: Path) -> None:
     """
     run(place, code, **FROM_START)
     (report,) = reports(place)
-
     assert report["autocast"] == "bfloat16"
     assert report["flight"]["types"] == {
         "parameters": {"float32": 3 * MIB},
@@ -178,7 +165,6 @@ def test_autocast_outside_of_the_forward_pass_says_nothing(place: Path, phase: s
     """
     run(place, code)
     (report,) = reports(place)
-
     assert report["stack"]["phase"] == phase
     assert report["autocast"] is None
     assert "Autocast" not in text_of(place)
@@ -211,7 +197,6 @@ def test_the_batch_that_fits(place: Path, batches: tuple[int, ...], failed: int,
     """
     run(place, code, **FROM_START)
     (report,) = reports(place)
-
     assert report["flight"]["batch"] == failed
     found = report["flight"]["fitting_batch"]
     assert found == fits
@@ -233,7 +218,6 @@ def test_a_collector_that_is_off_costs_nothing(place: Path) -> None:
         gc.get_objects = asked
         print([mark.batch for mark in recording.marks])
     """
-
     assert run(place, code, **FROM_START) == "[4, None]\n"
 
 
@@ -256,7 +240,6 @@ def test_a_stale_view_costs_nothing(place: Path) -> None:
     """)
     assert run(place, code, **FROM_START) == "failed\n[8]\n"
     (report,) = reports(place)
-
     assert report["flight"]["batch"] == 16
     assert report["flight"]["types"]["parameters"] == {"float32": 3 * MIB}
 
@@ -280,7 +263,6 @@ def test_what_cannot_be_read_ends_no_request(place: Path, broken: str) -> None:
         worker.errors.clear()
     """
     out = run(place, f"PATH = {str(path)!r}\n{REQUEST}\n{UNREADABLE}{textwrap.dedent(code)}", **CONSENT)
-
     assert out == "agent True\n"
     assert parse_snapshot(load_plain(path)).training is not None
 
@@ -297,7 +279,6 @@ def test_a_failure_keeps_its_lines_without_the_tensors(place: Path) -> None:
     """)
     assert run(place, code, **FROM_START) == "failed\n1\n"
     (report,) = reports(place)
-
     assert report["flight"]["lines"]
 
 
@@ -315,7 +296,6 @@ def test_a_forked_child_reads_nothing(place: Path) -> None:
             os._exit(len(recording.marks) - marks)
         print(os.waitpid(pid, 0)[1])
     """
-
     assert run(place, code, **FROM_START) == "0\n"
 
 
@@ -325,7 +305,6 @@ def test_the_start_of_steps_is_seen_only_by_consent(
 ) -> None:
     """The hook before a step, which every step would pay for, is there only where a recording may come."""
     code = "import torch.optim.optimizer as module\nprint(len(module._pre_hooks), len(module._hooks))"
-
     assert run(place, code, **variables) == f"{hooks} 1\n"
 
 
@@ -333,7 +312,6 @@ def test_more_than_there_is(place: Path) -> None:
     """The report says how many bytes were missing, from what the allocator and the device have left."""
     run(place, "fail(100 * 2**30)")
     (report,) = reports(place)
-
     in_use = report["pool"]["active"]
     assert report["missing"] == 100 * 2**30 + in_use - 80 * 2**30
     assert "more than it could get    20.00 GiB" in text_of(place)
@@ -372,7 +350,6 @@ def test_a_recording_of_the_program_stays(place: Path, moment: str) -> None:
     """
     program = f"import torch\n{first}\n{BEGINNING}{textwrap.dedent(code)}"
     out = finish(start(program, environment(place, FAKE, **FROM_START)))
-
     assert out == "failed\n5\nfailed\nNone\n"
     assert [("flight" in report) for report in reports(place)] == [False, False]
 
@@ -388,7 +365,6 @@ def test_a_torch_that_cannot_record_is_watched_all_the_same(place: Path) -> None
     """
     out = finish(start(old + BEGINNING + textwrap.dedent(code), environment(place, FAKE, **FROM_START)))
     (report,) = reports(place)
-
     assert out == "failed\n1 None True\n"
     assert report["categories"]["parameters"] == 3 * MIB
     assert "flight" not in report
@@ -410,12 +386,10 @@ def test_what_replaced_our_recording_goes_on(place: Path, work: str) -> None:
     """
     beginning = f"PATH = {str(place / 'snapshot.pickle')!r}\n{REQUEST}{REPLACED}"
     out = run(place, beginning + textwrap.dedent(code), **FROM_START)
-
     assert out.split()[-1] == "100000"
     if "request" in work:
         assert out == "program 100000\n"
-        added = parse_snapshot(load_plain(place / "snapshot.pickle")).training
-        assert added is not None
+        added = sure(parse_snapshot(load_plain(place / "snapshot.pickle")).training)
         assert not added.from_start
         assert not any(step.whole for device in added.devices for step in device.steps)
 
@@ -434,20 +408,13 @@ def test_a_failure_waits_for_no_frames_of_the_program(place: Path) -> None:
 
 def test_run_asks_for_a_recording() -> None:
     """``run --snapshot-from-start`` records and consents to snapshots; without it a variable stays."""
-    import os  # noqa: PLC0415
-    import subprocess  # noqa: PLC0415
-    import sys  # noqa: PLC0415
-
-    show = (
-        "import os; names = 'CONSENT', 'SNAPSHOT_FROM_START';"
-        " print([os.environ.get('VRAMLEDGER_AGENT_' + name) for name in names])"
-    )
+    show = "import os; get = os.environ.get; print(get('{0}_CONSENT'), get('{0}_SNAPSHOT_FROM_START'))"
     for flags, expected in (
-        (("--snapshot-from-start",), "['snapshot', '1']\n"),
-        (("--snapshot-from-start", "--allow-reclaim"), "['reclaim,snapshot', '1']\n"),
-        ((), "[None, None]\n"),
+        (("--snapshot-from-start",), "snapshot 1\n"),
+        (("--snapshot-from-start", "--allow-reclaim"), "reclaim,snapshot 1\n"),
+        ((), "None None\n"),
     ):
-        command = [sys.executable, "-m", "vramledger_agent", "run", *flags, "--", sys.executable, "-c", show]
+        program = [sys.executable, "-c", show.format("VRAMLEDGER_AGENT")]
+        command = [sys.executable, "-m", "vramledger_agent", "run", *flags, "--", *program]
         environ = {**os.environ, "PYTHONPATH": str(AGENT_ROOT)}
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
-        assert done.stdout == expected
+        assert subprocess.check_output(command, env=environ, text=True) == expected

@@ -1,7 +1,7 @@
 """The agent's thread and socket exist only if there is something to report; they do not disturb a program."""
 
-from __future__ import annotations
-
+import socket
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.listening import FAKE, WAIT_FOR_REPORT, FakeExporter, environment, finish, start
 from tests.support.requirements import require_root
+from tests.support.sure import sure
 from tests.support.waiting import wait_until
 
 TENSOR = "import sys, torch\nkept = torch.Tensor(2**20)\n"
@@ -17,10 +18,15 @@ WAIT = "print('ready', flush=True)\nsys.stdin.read()\n"
 THREADS = "len(__import__('os').listdir('/proc/self/task'))"
 
 
+def go_on(process: subprocess.Popen[str]) -> None:
+    """Write the line for which a program waits."""
+    sure(process.stdin).write("\n")
+    sure(process.stdin).flush()
+
+
 def test_no_thread_and_no_socket_before_cuda(place: Path, exporter: FakeExporter) -> None:
     """A program that imports torch and never uses the GPU has no thread, no connection, no CUDA."""
     code = f"import torch, socket, time; time.sleep(0.5); print({THREADS}, torch.calls, torch._C.observers)"
-
     assert finish(start(code, environment(place, FAKE))) == "1 [] []\n"
     assert exporter.reports == {}
 
@@ -31,7 +37,6 @@ def test_reports_while_it_holds_memory(place: Path, exporter: FakeExporter) -> N
     wait_until(lambda: len(exporter.reports.get(process.pid, [])) > 2, "one more report")
     finish(process)
     wait_until(lambda: process.pid in exporter.ended, "the end of its connection")
-
     reports = exporter.reports[process.pid]
     sequence = [report["sequence"] for report in reports]
     assert sequence == sorted(set(sequence))
@@ -45,29 +50,13 @@ def test_a_rank_that_the_program_sets_itself_is_reported(place: Path, exporter: 
     rank = (
         "import os\nos.environ.update(RANK='1', WORLD_SIZE='2', MASTER_ADDR='localhost', MASTER_PORT='9')\n"
     )
-    process = start(TENSOR + "sys.stdin.readline()\n" + rank + WAIT, environment(place, FAKE))
-    wait_until(lambda: exporter.reports.get(process.pid), "a report")
+    process = exporter.watch(start(TENSOR + "sys.stdin.readline()\n" + rank + WAIT, environment(place, FAKE)))
     assert "rank" not in exporter.reports[process.pid][0]
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
+    go_on(process)
     wait_until(lambda: exporter.reports[process.pid][-1].get("rank"), "a report with a rank")
     finish(process)
-
     assert exporter.reports[process.pid][-1]["rank"] == {"number": 1, "size": 2, "job": ":9"}
     assert exporter.reports[process.pid][-1]["errors"] == {}
-
-
-def test_last_report_at_exit(place: Path, exporter: FakeExporter) -> None:
-    """The last report includes what a program did just before its end."""
-    code = TENSOR + "sys.stdin.readline()\nmore = torch.Tensor(2**21)\n"
-    process = start(code, environment(place, FAKE, VRAMLEDGER_AGENT_INTERVAL="60"))
-    wait_until(lambda: exporter.reports.get(process.pid), "a report")
-    finish(process)
-    wait_until(lambda: process.pid in exporter.ended, "the end of its connection")
-
-    last = exporter.reports[process.pid][-1]
-    assert last["frameworks"][0]["devices"][0]["allocated"] == 2**20 + 2**21
 
 
 @pytest.mark.parametrize(
@@ -87,11 +76,8 @@ def test_goes_on_after_a_child(place: Path, exporter: FakeExporter, child: str) 
         + "for _ in range(100): time.sleep(0.01); junk = [[] for _ in range(1000)]\n"
         + "kept = torch.Tensor(2**22)\n" + WAIT
     )  # fmt: skip
-    process = start(code, environment(place, FAKE), "-W", "error")
-    wait_until(lambda: exporter.reports.get(process.pid), "a report")
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
+    process = exporter.watch(start(code, environment(place, FAKE), "-W", "error"))
+    go_on(process)
 
     def is_reported() -> bool:
         device = exporter.reports[process.pid][-1]["frameworks"][0]["devices"][0]
@@ -117,12 +103,10 @@ def test_child_reports_for_itself(place: Path, exporter: FakeExporter) -> None:
         os.waitpid(pid, 0)
     """)
     process = start(code, environment(place, FAKE), "-W", "error")
-    assert process.stdout is not None
-    child = int(process.stdout.readline())
+    child = int(sure(process.stdout).readline())
     wait_until(lambda: exporter.reports.get(child), "a report")
     finish(process)
     wait_until(lambda: child in exporter.ended, "the end of its connection")
-
     assert list(exporter.reports) == [child]
 
 
@@ -139,14 +123,9 @@ def test_fork_after_cuda_leaves_the_child_alone(place: Path, exporter: FakeExpor
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
         sys.stdin.read()
     """)
-    process = start(code, environment(place, FAKE))
-    wait_until(lambda: exporter.reports.get(process.pid), "a report")
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-
-    assert process.stdout.readline() == "1\n"
+    process = exporter.watch(start(code, environment(place, FAKE)))
+    go_on(process)
+    assert sure(process.stdout).readline() == "1\n"
     seen = len(exporter.reports[process.pid])
     if sys.version_info < (3, 13):  # since then the thread waits for the program to do something
         wait_until(lambda: len(exporter.reports[process.pid]) > seen, "one more report")
@@ -157,8 +136,7 @@ def test_fork_after_cuda_leaves_the_child_alone(place: Path, exporter: FakeExpor
 def test_exporter_comes_and_goes(place: Path) -> None:
     """A program that starts before its exporter and outlives it is reported to each exporter in turn."""
     process = start(TENSOR + WAIT, environment(place, FAKE))
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+    assert sure(process.stdout).readline() == "ready\n"
     for _ in range(2):
         with FakeExporter(place / "agent.sock") as exporter:
             wait_until(lambda: exporter.reports.get(process.pid), "a report")
@@ -167,8 +145,6 @@ def test_exporter_comes_and_goes(place: Path) -> None:
 
 def test_hung_exporter_costs_reports_only(place: Path) -> None:
     """An exporter that reads nothing causes dropped reports, which are counted; the program never waits."""
-    import socket  # noqa: PLC0415
-
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as hung:
         hung.bind(str(place / "agent.sock"))
         hung.listen(1)
@@ -178,18 +154,7 @@ def test_hung_exporter_costs_reports_only(place: Path) -> None:
             "while not worker.session.transport.dropped: time.sleep(0.01)\nprint('ran')\n"
         )
         process = start(code, environment(place, FAKE))
-
         assert finish(process) == "ran\n"
-
-
-@pytest.mark.parametrize("end", ["os._exit(0)", "os.abort"])
-def test_sudden_end(place: Path, exporter: FakeExporter, end: str) -> None:
-    """A program that exits without cleaning up ends as without the agent, and the exporter sees it."""
-    code = TENSOR + f"import os\nsys.stdin.readline()\n{end}\n"
-    process = start(code, environment(place, FAKE))
-    wait_until(lambda: exporter.reports.get(process.pid), "a report")
-    finish(process)
-    wait_until(lambda: process.pid in exporter.ended, "the end of its connection")
 
 
 def test_closed_descriptors(place: Path, exporter: FakeExporter) -> None:
@@ -206,10 +171,8 @@ def test_closed_descriptors(place: Path, exporter: FakeExporter) -> None:
         print([os.fstat(descriptor).st_size for descriptor in own])
     """)
     )
-    process = start(code, environment(place, FAKE))
-    wait_until(lambda: exporter.reports.get(process.pid), "a report")
+    process = exporter.watch(start(code, environment(place, FAKE)))
     seen = len(exporter.reports[process.pid])
-
     assert finish(process) == f"{[0] * 8}\n"
     wait_until(lambda: len(exporter.reports[process.pid]) > seen, "one more report")
 
@@ -223,21 +186,8 @@ def test_closed_standard_streams(place: Path, exporter: FakeExporter) -> None:
         "os.write(out, str(worker.session.transport._socket.fileno() > 2).encode())\n"
     )
     process = start(code, environment(place, FAKE))
-
     assert process.communicate()[0] == "True"
     wait_until(lambda: exporter.reports.get(process.pid), "a report")
-
-
-def test_requests_are_answered_by_consent(place: Path, exporter: FakeExporter) -> None:
-    """A process handles the requests to which it consents, and says how to consent to the others."""
-    process = start(TENSOR + WAIT, environment(place, FAKE))
-    wait_until(lambda: exporter.reports.get(process.pid), "a report")
-
-    answer = exporter.request(process.pid, {"version": 1, "ask": "reclaim"})
-
-    assert answer["ok"] is False
-    assert "vramledger-agent run --allow-reclaim" in answer["error"]
-    finish(process)
 
 
 def test_requests_of_another_user_are_refused(place: Path, exporter: FakeExporter) -> None:
@@ -246,23 +196,9 @@ def test_requests_of_another_user_are_refused(place: Path, exporter: FakeExporte
     process = start(TENSOR + WAIT, environment(place, FAKE, VRAMLEDGER_AGENT_CONSENT="reclaim"))
     wait_until(lambda: process.pid in exporter.connections, "its connection")
     question = {"version": 1, "ask": "reclaim", "seconds": 0.2}
-
     refused = exporter.request(process.pid, question, user=65534)
     assert (refused["ok"], "only root and the user" in refused["error"]) == (False, True)
     assert "no training step" in exporter.request(process.pid, question)["error"]
-    finish(process)
-
-
-def test_requests_with_consent_are_answered(place: Path, exporter: FakeExporter) -> None:
-    """A process that consents sends its handler's response, over the client's own connection."""
-    environ = environment(place, FAKE, VRAMLEDGER_AGENT_CONSENT="reclaim")
-    process = start(TENSOR + WAIT, environ)
-    wait_until(lambda: exporter.reports.get(process.pid), "a report")
-    assert exporter.reports[process.pid][-1]["consents"] == ["reclaim"]
-
-    answer = exporter.request(process.pid, {"version": 1, "ask": "reclaim", "seconds": 0.2})
-
-    assert "no training step" in answer["error"]
     finish(process)
 
 

@@ -1,7 +1,5 @@
 """A framework is declared in one place: a test adds one to a copy of the sources, runs it, and removes it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -17,6 +15,7 @@ from framework_files import WRITERS
 from tests.support.exporter import LOOPBACK, QUICK, serving
 from tests.support.listening import PROJECT, STARTUP, environment, start
 from tests.support.standin.library import GIB, StandIn
+from tests.support.sure import sure
 from vramledger_agent.protocol.frameworks import FRAMEWORKS
 
 ADDED = PROJECT / "tests" / "support" / "frameworks" / "added"
@@ -43,12 +42,8 @@ def fingerprints(root: Path) -> dict[Path, str]:
 def write_what_follows(root: Path) -> None:
     """Run the generators of these files, as ``make generate`` does, in the copy."""
     for program in ("framework_files.py", "docs/src/generate.py"):
-        command = [sys.executable, str(root / program)]
-        subprocess.run(
-            command,
-            env={"PYTHONPATH": f"{root}:{root / 'agent'}", "PYTHONDONTWRITEBYTECODE": "1"},
-            check=True,
-        )
+        environ = {"PYTHONPATH": f"{root}:{root / 'agent'}", "PYTHONDONTWRITEBYTECODE": "1"}
+        subprocess.run([sys.executable, str(root / program)], env=environ, check=True)
 
 
 @pytest.fixture
@@ -61,12 +56,8 @@ def sources(tmp_path: Path) -> Path:
 
 def add_paddle(root: Path) -> None:
     """Add PaddlePaddle to the frameworks that have an agent: its declaration and its provider."""
-    found = re.search(
-        r"# --- from here on\n(.*)    # --- up to here",
-        (ADDED / "declaration.py").read_text(encoding="utf-8"),
-        re.DOTALL,
-    )
-    assert found is not None
+    told = (ADDED / "declaration.py").read_text(encoding="utf-8")
+    found = sure(re.search(r"# --- from here on\n(.*)    # --- up to here", told, re.DOTALL))
     text = (root / DECLARATION).read_text(encoding="utf-8")
     present = r'    Framework\(\n        "paddle",\n.*?\n    \),\n'
     text, times = re.subn(present, found[1], text, flags=re.DOTALL)
@@ -85,16 +76,13 @@ def test_a_framework_comes_and_goes_with_its_declaration(
     saved = {DECLARATION: (sources / DECLARATION).read_text(encoding="utf-8")}
     add_paddle(sources)
     write_what_follows(sources)
-
     after = fingerprints(sources)
     changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
     written = {path.relative_to(PROJECT / "exporter") for path in WRITERS}
     assert changed == {DECLARATION, PROVIDER, Path("docs/metrics/agents.md")} | written
-
     flags = (*QUICK, LOOPBACK, f"--agent.socket={place / 'agent.sock'}")
-    with serving(
-        *flags, driver={**standin.env(), "PYTHONPATH": f"{sources}:{sources / 'agent'}"}
-    ) as exporter:
+    driver = {**standin.env(), "PYTHONPATH": f"{sources}:{sources / 'agent'}"}
+    with serving(*flags, driver=driver) as exporter:
         startup = sources / AGENT / "startup"
         environ = environment(place, ADDED / "standin", CUDA_VISIBLE_DEVICES="0")
         environ["PYTHONPATH"] = environ["PYTHONPATH"].replace(str(STARTUP), str(startup))
@@ -104,18 +92,14 @@ def test_a_framework_comes_and_goes_with_its_declaration(
         document = json.loads(exporter.get("/api/v1/ledger")[1])
         schema = json.loads(exporter.get("/api/v1/schema/ledger")[1])
         program.communicate()
-
     told = {"framework": "paddle", "pid": program.pid, "gpu": 0}
-    assert page.value("framework_pool_bytes", **told) == 3 * GIB
-    assert page.value("framework_in_use_bytes", **told) == GIB
-    assert page.value("framework_in_use_peak_bytes", **told) == 2 * GIB
-    assert page.values("framework_limit_bytes") == {}
+    for figure, size in {"pool": 3 * GIB, "in_use": GIB, "in_use_peak": 2 * GIB, "limit": None}.items():
+        assert page.value(f"framework_{figure}_bytes", **told) == size
     assert page.value("framework_overhead_bytes", pid=program.pid) == GIB
     assert page.value("framework_policy_info", framework="paddle", policy="growth", source="agent") == 1
     jsonschema.validate(document, schema)
     (entry,) = document["devices"][0]["holdings"][0]["agent"]["frameworks"]
     assert (entry["title"], entry["pool"], entry["limit"]) == ("PaddlePaddle", 3 * GIB, None)
-
     (sources / PROVIDER).unlink()
     for path, text in saved.items():
         (sources / path).write_text(text, encoding="utf-8")
@@ -141,10 +125,7 @@ def words(path: Path) -> set[str]:
 
 def test_nobody_else_lists_frameworks() -> None:
     """No source of exporter, agent, page, rules or dashboards names two frameworks; the declaration does."""
-    names = {name for framework in FRAMEWORKS for name in (framework.name, framework.title)} - {
-        "cuda",
-        "CUDA",
-    }
+    names = {name for each in FRAMEWORKS for name in (each.name, each.title)} - {"cuda", "CUDA"}
     written = {path.relative_to(PROJECT) for path in WRITERS}
     places = ("exporter/vramledger", "exporter/agent", "dashboards/src", "alerts/src")
     listing = {}
@@ -156,5 +137,4 @@ def test_nobody_else_lists_frameworks() -> None:
             found = names & words(path)
             if len(found) > 1:
                 listing[path.relative_to(PROJECT)] = found
-
     assert set(listing) - written == {Path("exporter") / DECLARATION}

@@ -1,23 +1,22 @@
 """What a recording has that was asked for while the program runs: a whole step, and reference cycles."""
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 
 import pytest
 
 from tests.support.recorded_torch import CONSENT, FROM_START, MIB, REQUEST, reports, run
+from tests.support.sure import sure
 from vramledger_agent.torch_snapshots.safe_pickle import load_plain
-from vramledger_agent.torch_snapshots.snapshot import AllocationSnapshot, parse_snapshot
+from vramledger_agent.torch_snapshots.snapshot import Training, parse_snapshot
 from vramledger_agent.torch_snapshots.text import training_text
 
 
-def requested(place: Path, code: str, **variables: str) -> tuple[str, AllocationSnapshot]:
-    """Run a program that asks itself for a snapshot; return its output and the snapshot."""
+def requested(place: Path, code: str, **variables: str) -> tuple[str, Training]:
+    """Run a program that asks itself for a snapshot; return its output and the training in the snapshot."""
     path = place / "snapshot.pickle"
     out = run(place, f"PATH = {str(path)!r}\n{REQUEST}\n{textwrap.dedent(code)}", **variables)
-    return out, parse_snapshot(load_plain(path))
+    return out, sure(parse_snapshot(load_plain(path)).training)
 
 
 def test_a_recorded_step_is_whole(place: Path) -> None:
@@ -25,11 +24,9 @@ def test_a_recorded_step_is_whole(place: Path) -> None:
     code = """
         print(request(step, step=True, seconds=30.0), torch.cuda.memory.recording)
     """
-    out, snapshot = requested(place, code, **CONSENT)
-
+    out, training = requested(place, code, **CONSENT)
     assert out == "agent None\n"
-    assert snapshot.training is not None
-    (step,) = [step for device in snapshot.training.devices for step in device.steps if step.finished]
+    (step,) = [step for device in training.devices for step in device.steps if step.finished]
     assert (step.whole, step.batch) == (True, 8)
     assert step.peaks["backward"].size == 20 * MIB
 
@@ -42,12 +39,10 @@ def test_a_recording_from_the_start_answers_at_once_and_goes_on(place: Path) -> 
         step()
         fail()
     """
-    out, snapshot = requested(place, code, **FROM_START)
+    out, training = requested(place, code, **FROM_START)
     (report,) = reports(place)
-
     assert out == "start True\nfailed\n"
-    assert snapshot.training is not None
-    assert snapshot.training.from_start
+    assert training.from_start
     assert len([step for step in report["flight"]["steps"] if step["finished"]]) == 2
 
 
@@ -61,11 +56,8 @@ def test_a_snapshot_between_steps_keeps_nothing_alive(place: Path) -> None:
         request(lambda: None, seconds=0.5)
         print(set(threads) - {"MainThread"})
     """
-    out, snapshot = requested(place, code, **FROM_START)
-    training = snapshot.training
-
+    out, training = requested(place, code, **FROM_START)
     assert out == "set()\n"
-    assert training is not None
     steps = [step for device in training.devices for step in device.steps]
     assert steps
     assert not any(peak.categories for step in steps for peak in step.peaks.values())
@@ -85,10 +77,8 @@ def test_a_step_that_ends_during_the_snapshot_is_in_none(place: Path) -> None:
         torch.cuda.memory._snapshot = take_while_it_steps
         request(lambda: None, seconds=0.5)
     """
-    _, snapshot = requested(place, code, **FROM_START)
-
-    assert snapshot.training is not None
-    assert len([step for device in snapshot.training.devices for step in device.steps if step.finished]) == 1
+    _, training = requested(place, code, **FROM_START)
+    assert len([step for device in training.devices for step in device.steps if step.finished]) == 1
 
 
 CYCLES = """
@@ -133,27 +123,22 @@ def test_reference_cycles_by_place(place: Path, enabled: bool) -> None:
         print(gc.isenabled(), gc.get_debug() == flags, gc.callbacks == callbacks, gc.garbage == [ours])
         print(finalised, watch() is kept)
     """)
-    out, snapshot = requested(place, code, **CONSENT)
-
+    out, training = requested(place, code, **CONSENT)
     assert out == f"{enabled} True True True\n[1] True\n"
-    assert snapshot.training is not None
-    garbage = snapshot.training.garbage
-    assert garbage is not None
+    garbage = sure(training.garbage)
     if not enabled:  # otherwise the collector may have come before us
         assert sum(block.size for block in garbage.blocks) == 7 * MIB
         assert [(cycle.size, cycle.cycles) for cycle in garbage.cycles] == [(5 * MIB, 2), (2 * MIB, 1)]
         assert ("function", "<lambda>") in [(kind, frame.name) for kind, frame in garbage.cycles[0].objects]
         assert "Holder" in [kind for kind, _ in garbage.cycles[0].objects]
-        shown = training_text(snapshot.training)
+        shown = training_text(training)
         assert "collector freed 7.0 MiB" in shown
 
 
 def test_no_cycle_is_said_to_be_none(place: Path) -> None:
     """Where no cycle kept GPU memory, the snapshot says so."""
-    _, snapshot = requested(place, CYCLES + "\nrequest(work, cycles=True, seconds=30.0)\n", **CONSENT)
-
-    assert snapshot.training is not None
-    assert "no reference cycle" in training_text(snapshot.training)
+    _, training = requested(place, CYCLES + "\nrequest(work, cycles=True, seconds=30.0)\n", **CONSENT)
+    assert "no reference cycle" in training_text(training)
 
 
 LAZY = """
@@ -206,7 +191,6 @@ def test_a_snapshot_imports_no_part_of_torch(place: Path) -> None:
         print(imported_by)
     """)
     out, _ = requested(place, code, **FROM_START)
-
     assert out == "start start []\n[True]\n"
 
 
@@ -226,5 +210,4 @@ def test_without_our_import_hook_only_a_step_has_a_snapshot(place: Path) -> None
         print(request(lambda: None, seconds=0.1), imported_by)
     """)
     out, _ = requested(place, code, **FROM_START)
-
     assert out == "True []\nstart [True]\nstart []\n"

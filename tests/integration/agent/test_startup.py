@@ -1,7 +1,6 @@
 """How the agent gets into a program: unnoticed, before the program's code, and without replacing anything."""
 
-from __future__ import annotations
-
+import ast
 import os
 import py_compile
 import shutil
@@ -13,28 +12,28 @@ import pytest
 
 from tests.support.listening import AGENT_ROOT, FAKE, STARTUP, FakeExporter, environment, finish, start
 from tests.support.requirements import require_newer
+from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from vramledger_agent.commands import run
 
-PATHS = "import sys; print([entry for entry in sys.path if 'vramledger' in entry or 'exporter' in entry])"
 
-
-def test_import_path_is_the_programs_own(place: Path) -> None:
-    """The program's import path is the same as without the agent."""
-    plain = {**os.environ, "PYTHONPATH": ""}  # an editable install of ours has its own entry there
-    without = subprocess.run(
-        [sys.executable, "-c", PATHS], env=plain, check=True, capture_output=True, text=True
-    )
-
-    assert finish(start(PATHS, environment(place))) == without.stdout
-
-
-def test_sitecustomize_is_chained(place: Path) -> None:
-    """The program's own sitecustomize runs, and is the one that the program can import."""
-    (place / "sitecustomize.py").write_text("import builtins; builtins.theirs = __file__\n")
-    code = "import sitecustomize; print(theirs == sitecustomize.__file__)"
-
-    assert finish(start(code, environment(place, place))) == "True\n"
+@pytest.mark.parametrize(
+    ("theirs", "program", "errors"),
+    [
+        (
+            "import builtins; builtins.it = __file__",
+            "import sitecustomize; print(it == sitecustomize.__file__)",
+            "",
+        ),
+        ("raise ValueError('theirs')", "print(True)", "ValueError: theirs"),
+    ],
+    ids=["is what the program imports", "its error is reported as ever"],
+)
+def test_sitecustomize_is_chained(place: Path, theirs: str, program: str, errors: str) -> None:
+    """The program's own sitecustomize runs as without the agent."""
+    (place / "sitecustomize.py").write_text(theirs)
+    out, said = start(program, environment(place, place)).communicate()
+    assert (out, errors in said, bool(said)) == ("True\n", True, bool(errors))
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -54,89 +53,22 @@ def test_no_compiled_files_of_another_python_are_left(place: Path, *, own: bool)
     assert set(package.rglob("*.pyc")) == before
 
 
-def test_broken_sitecustomize_is_reported_as_ever(place: Path) -> None:
-    """The error of a sitecustomize that raises is reported as without the agent."""
-    (place / "sitecustomize.py").write_text("raise ValueError('theirs')\n")
-    process = start("print('ran')", environment(place, place))
-    out, errors = process.communicate()
-
-    assert (out, "ValueError: theirs" in errors) == ("ran\n", True)
-
-
 def test_only_where_it_is_asked_for(place: Path) -> None:
     """Without VRAMLEDGER_AGENT=1 the start-up directory does nothing."""
     code = "import sys; print([name for name in sys.modules if 'vramledger' in name])"
-
     assert finish(start(code, environment(place, VRAMLEDGER_AGENT="0"))) == "[]\n"
-
-
-def test_little_is_imported(place: Path) -> None:
-    """A program without a framework has only one module of ours, the import hook."""
-    code = "import sys; print(*sorted(sys.modules))"
-    with_us = set(finish(start(code, environment(place))).split())
-
-    assert {name for name in with_us if "vramledger" in name} == set()
 
 
 def test_children_have_it_too(place: Path, exporter: FakeExporter) -> None:
     """The Python processes that a launcher starts are reported, and the launcher is not."""
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.stdin.readline()], check=True)"
     process = start(code, environment(place, FAKE))
-    assert process.stdin is not None
-    process.stdin.write("import sys, torch; kept = torch.Tensor(8); sys.stdin.read()\n")
-    process.stdin.flush()
+    sure(process.stdin).write("import sys, torch; kept = torch.Tensor(8); sys.stdin.read()\n")
+    sure(process.stdin).flush()
     wait_until(lambda: exporter.reports, "a report")
-    out, errors = process.communicate()
-
-    assert (out, errors) == ("", "")
+    assert process.communicate() == ("", "")
     assert len(exporter.reports) == 1
     assert process.pid not in exporter.reports
-
-
-def test_run_becomes_the_program(place: Path, exporter: FakeExporter) -> None:
-    """The program replaces ``vramledger run``, and keeps its pid, arguments and exit status."""
-    code = "import sys, torch; kept = torch.Tensor(8); sys.stdin.read(); sys.exit(int(sys.argv[1]))"
-    environ = environment(place, FAKE)
-    environ["PYTHONPATH"] = str(FAKE)
-    begin = f"import sys; sys.path.insert(0, {str(AGENT_ROOT)!r}); from vramledger_agent.cli import main"
-    command = ["run", "--agent.socket", str(exporter.path), "--", sys.executable, "-c", code, "7"]
-    code, pipe = f"{begin}; sys.exit(main({command!r}))", subprocess.PIPE
-    process = subprocess.Popen([sys.executable, "-c", code], env=environ, stdin=pipe, stderr=pipe)
-    wait_until(lambda: exporter.reports.get(process.pid), "a report")
-
-    assert process.communicate()[1] == b""
-    assert process.returncode == 7
-    assert list(exporter.reports) == [process.pid]
-
-
-def test_run_without_such_a_program() -> None:
-    """For a program that does not exist, ``run`` says so and ends with a shell's exit status."""
-    # In a process of its own: SIGPIPE has its usual effect there, which would end a worker of pytest.
-    begin = f"import sys; sys.path.insert(0, {str(AGENT_ROOT)!r}); from vramledger_agent.cli import main"
-    code = f"{begin}; sys.exit(main(['run', '--', 'no-such-program-here']))"
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
-
-    assert done.returncode == 127
-    assert done.stderr == "vramledger-agent: no-such-program-here: there is no such program\n"
-
-
-def test_hook_files(place: Path) -> None:
-    """The installed hook starts the agent where it is enabled, and does nothing without the package."""
-    assert run.change_startup_hook(place, remove=False) == 0
-    line = (place / "vramledger-agent.pth").read_text()
-    assert line.count("\n") == 1
-    assert not (place / "vramledger-agent.start").exists()
-    code = f"exec({line!r}); import sys; print('vramledger_agent.import_hook' in sys.modules)"
-    environ = environment(place, AGENT_ROOT)
-    environ["PYTHONPATH"] = str(AGENT_ROOT)
-    assert finish(start(code, environ)) == "True\n"
-    assert finish(start(code, {**environ, "VRAMLEDGER_AGENT": ""})) == "False\n"
-    environ["PYTHONPATH"] = ""
-    # -S leaves out the environment's own packages, of which we may be one.
-    assert finish(start(code, environ, "-I", "-S")) == "False\n"
-
-    assert run.change_startup_hook(place, remove=True) == 0
-    assert list(place.glob("vramledger-agent*")) == []
 
 
 @pytest.mark.parametrize("newer", [None, pytest.param("python3.15", marks=pytest.mark.thorough)])
@@ -147,12 +79,10 @@ def test_hook_in_an_environment(newer: str | None, place: Path, exporter: FakeEx
     subprocess.run([maker, "-m", "venv", "--without-pip", str(place / "env")], check=True)
     usual = environment(place)
     usual["PYTHONPATH"] = str(AGENT_ROOT)
-    code = "import sys; from vramledger_agent.cli import main; sys.exit(main(['run', sys.argv[1]]))"
 
     def hook(flag: str) -> str:
-        return subprocess.run(
-            [python, "-c", code, flag], env=usual, check=True, capture_output=True, text=True
-        ).stdout
+        code = f"import sys; from vramledger_agent.cli import main; sys.exit(main(['run', '{flag}']))"
+        return finish(start(code, usual, python=python))
 
     assert hook("--install").startswith("Installed the start-up hook in ")
     (packages,) = (place / "env").glob("lib/python3.*/site-packages")
@@ -160,16 +90,12 @@ def test_hook_in_an_environment(newer: str | None, place: Path, exporter: FakeEx
     (packages / "_project.pth").write_text(f"{AGENT_ROOT}\n{FAKE}\n")
     program = "import sys, torch; kept = torch.Tensor(8); sys.stdin.read()"
     told = {name: value for name, value in usual.items() if name != "PYTHONPATH"}
-    process = start(program, told, "-I", python=python)
-    wait_until(lambda: exporter.reports.get(process.pid), "a report")
+    process = exporter.watch(start(program, told, "-I", python=python))
     finish(process)
     loaded = "import sys; print('vramledger_agent.import_hook' in sys.modules)"
     assert finish(start(loaded, {**told, "VRAMLEDGER_AGENT": ""}, python=python)) == "False\n"
-
     (packages / "_project.pth").unlink()
-    assert (
-        finish(start(loaded, told, python=python)) == "False\n"
-    )  # the package is gone, and there is no error
+    assert finish(start(loaded, told, python=python)) == "False\n"  # the package is gone, without an error
     assert hook("--uninstall").startswith("Removed the start-up hook from ")
     assert list(packages.iterdir()) == []
 
@@ -180,15 +106,12 @@ def test_start_in_code(place: Path, exporter: FakeExporter) -> None:
         "import sys, torch; kept = torch.Tensor(8)\nimport vramledger_agent as it\nit.start(); it.start()\n"
     )
     environ = environment(place, FAKE, AGENT_ROOT, VRAMLEDGER_AGENT="")
-    process = start(code + "sys.stdin.read()", environ)
-    wait_until(lambda: exporter.reports.get(process.pid), "a report")
+    process = exporter.watch(start(code + "sys.stdin.read()", environ))
     finish(process)
 
 
 def test_startup_reads_in_old_python() -> None:
     """Every file that any Python may find on its path has a syntax that all versions can read."""
-    import ast  # noqa: PLC0415
-
     ast.parse((STARTUP / "sitecustomize.py").read_text(), feature_version=(3, 4))
 
 
@@ -228,7 +151,6 @@ def test_run_imports_little() -> None:
     )
     plain = [sys.executable, "-I", "-S", "-c"]
     loaded = subprocess.run([*plain, code], check=True, capture_output=True, text=True).stdout.split()
-
     heavy = {"typing", "pathlib", "logging", "dataclasses", "inspect", "json", "subprocess", "contextlib"}
     if sys.version_info >= (3, 14):
         heavy -= {"dataclasses", "inspect"}  # its own argparse needs them
@@ -265,7 +187,6 @@ sys.stdin.read()
         environ = environment(place, FAKE)
         environ["PYTHONPATH"] = os.pathsep.join(map(str, (*order, place, FAKE)))
         process = start(f"exec({line!r})\n{code}" if order[0] is STARTUP else code, environ)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "1 1\n"
+        assert sure(process.stdout).readline() == "1 1\n"
         wait_until(lambda: exporter.reports.get(process.pid), "a report")  # noqa: B023 called at once
         finish(process)

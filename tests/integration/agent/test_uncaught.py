@@ -1,7 +1,5 @@
 """An error that ended the program for lack of GPU memory is reported at its exit, for any framework."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 
 from tests.support.listening import AGENT_ROOT, FakeExporter, environment, start
 from tests.support.requirements import require_frameworks
-from tests.support.waiting import wait_until
+from tests.support.sure import sure
 from vramledger_agent.frameworks.provider import read_requested, read_tensor
 
 CUPY = """
@@ -52,8 +50,7 @@ def end(place: Path, exporter: FakeExporter, code: str) -> tuple[int, str, dict[
     (place / "cupy" / "_core.py").write_text("")
     process = start(BEGINNING + textwrap.dedent(code), environment(place, place, AGENT_ROOT))
     _, errors = process.communicate(timeout=60)
-    wait_until(lambda: process.pid in exporter.ended, "the end of its connection")
-    return process.returncode, errors, exporter.reports[process.pid][-1]
+    return process.returncode, errors, exporter.last_report(process)
 
 
 @pytest.mark.parametrize(
@@ -69,18 +66,12 @@ def test_an_error_that_ended_the_program(place: Path, exporter: FakeExporter, co
     status, errors, last = end(place, exporter, code)
     told = last["last_oom"]
     facts = json.loads(Path(told["report"]).read_text())
-
     assert status == 1
     assert "OutOfMemoryError: Out of memory allocating" in errors
     assert (told["framework"], told["requested"], told["verdict"]) == ("cupy", 2**30, "too_big")
     assert facts["stack"]["frames"][0]["function"] == "allocate"
-    assert facts["pool"] == {
-        "in_use": 3 * 2**20,
-        "pool": 4 * 2**20,
-        "limit": 8 * 2**20,
-        "reserved": 4 * 2**20,
-        "active": 3 * 2**20,
-    }
+    mebibytes = {"in_use": 3, "pool": 4, "limit": 8, "reserved": 4, "active": 3}
+    assert facts["pool"] == {name: size * 2**20 for name, size in mebibytes.items()}
     text = Path(told["report"]).with_suffix(".txt").read_text()
     assert "more memory than its limit" in text
     assert "than the device has" not in text, "only the limit is known"
@@ -104,10 +95,9 @@ def test_fit_reads_the_report(
     path = Path(last["last_oom"]["report"])
     seen = read_file(path, None)
     need = assess_need(seen.uses[0])
-
-    assert need.bytes is not None
-    assert (need.bytes >= 3 * 2**20, need.failed, need.enough) == (True, True, None)
-    assert need.wanted == (None if requested is None else need.bytes + requested)
+    size = sure(need.bytes)
+    assert (size >= 3 * 2**20, need.failed, need.enough) == (True, True, None)
+    assert need.wanted == (None if requested is None else size + requested)
     assert "CuPy counted" in need.why
     assert "If this process can reach an exporter" not in path.with_suffix(".txt").read_text()
 
@@ -126,9 +116,8 @@ def test_fit_reads_the_report(
 def test_no_error_that_ended_the_program(place: Path, exporter: FakeExporter, code: str) -> None:
     """An error that the program has handled, or that is about something else, is not reported."""
     _, _, last = end(place, exporter, code)
-
     assert "last_oom" not in last
-    assert not list((place / "reports").glob("*")) if (place / "reports").exists() else True
+    assert not list(place.glob("reports/*"))
 
 
 ODD = """
@@ -156,7 +145,6 @@ def test_an_odd_error_costs_no_report(place: Path, exporter: FakeExporter, kind:
     """An exception without a text or with a strange member does not cost the last report."""
     marked = f"{ODD}\nworker.session.last_oom = {{'framework': 'cupy', 'verdict': 'unknown'}}\nraise {kind}()"
     status, errors, last = end(place, exporter, marked)
-
     assert status == 1
     assert errors.count("counted") == counted
     assert last["last_oom"]["framework"] == "cupy"
@@ -166,7 +154,6 @@ def test_a_hook_of_the_program_stays(place: Path, exporter: FakeExporter) -> Non
     """The program's own hook for uncaught errors runs, and sees the same error."""
     hook = "sys.excepthook = lambda kind, error, trace: print(kind.__name__, file=sys.stderr)\nallocate()"
     status, errors, last = end(place, exporter, hook)
-
     assert (status, errors) == (1, "OutOfMemoryError\n")
     assert last["last_oom"]["framework"] == "cupy"
 
@@ -190,16 +177,11 @@ def test_requested_bytes(text: str, requested: int | None) -> None:
 def test_a_tensor_on_a_gpu() -> None:
     """TensorFlow's message gives device and bytes; one about the host's memory is not about a GPU."""
     place = "on /job:localhost/replica:0/task:0/device"
-    text = (
-        f"OOM when allocating tensor with shape[1024,2,3] and type float {place}:GPU:1 by allocator GPU_1_bfc"
-    )
-    found = read_tensor(text)
-    assert found is not None
+    what = "OOM when allocating tensor with shape[1024,2,3] and type float"
+    text = f"{what} {place}:GPU:1 by allocator GPU_1_bfc"
+    found = sure(read_tensor(text))
     assert (found.ordinal, found.requested) == (1, 1024 * 2 * 3 * 4)
-
-    unknown = read_tensor(text.replace("float", "float8_e4m3"))
-    assert unknown is not None
-    assert unknown.requested is None
+    assert sure(read_tensor(text.replace("float", "float8_e4m3"))).requested is None
     assert read_tensor(text.replace(":GPU:1 by allocator GPU_1_bfc", ":CPU:0 by allocator cpu")) is None
 
 
@@ -223,5 +205,4 @@ def test_errors_of_the_real_frameworks(place: Path, code: str) -> None:
     code += "\nprint(Provider().recognise_out_of_memory(error).requested)"
     process = start(code, environment(place, AGENT_ROOT), python=require_frameworks())
     out, _ = process.communicate(timeout=100)
-
     assert out == "4096\n"

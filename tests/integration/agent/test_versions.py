@@ -4,8 +4,6 @@ The other version is made of this one: it is the version before, without a reque
 report, and at the same time the next one, with messages, requests and figures that nobody knows here.
 """
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
@@ -59,11 +57,7 @@ class Versions(NamedTuple):
 
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> Versions:
-    """Build and install both packages of both versions."""
-    made = (
-        built(tmp_path_factory),
-        build_changed(tmp_path_factory.mktemp("other"), CHANGES),
-    )
+    made = (built(tmp_path_factory), build_changed(tmp_path_factory.mktemp("other"), CHANGES))
     return Versions(*(install_both(tmp_path_factory.mktemp("home"), dist) for dist in made))
 
 
@@ -86,7 +80,6 @@ def test_another_version_costs_only_what_is_not_known(
         page = running.until(lambda page: page.values("framework_pool_bytes", **told), "the report")
         before = page.value("framework_pool_bytes", **told)
         assert page.labels("agent_info", "version") == {__version__ if agent == "this" else OTHER}
-
         answers = [
             subprocess.run(
                 [python.with_name("vramledger"), "reclaim", str(program.pid), "--for=1s",
@@ -95,12 +88,10 @@ def test_another_version_costs_only_what_is_not_known(
             )
             for python in versions
         ]  # fmt: skip
-
         at = page.time
         page = running.until(lambda page: page.time > at + 1, "further samples")
         program.communicate("")
     rejected = {reason: value for reason, value in page.values("agent_rejected_total").items() if value}
-
     for answer in answers:
         assert "does not know this request" in answer.stderr
         assert (answer.returncode, answer.stderr.count("\n")) == (1, 1)

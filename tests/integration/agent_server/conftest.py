@@ -1,11 +1,10 @@
 """A server in an event loop, on a thread of its own, as in the exporter."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,7 +29,6 @@ class Clock:
         self.now = module.boot_clock()
 
     def __call__(self) -> float:
-        """Return the time."""
         return self.now
 
 
@@ -79,21 +77,17 @@ class Running:
 
     @property
     def health(self) -> AgentSocket:
-        """Return the socket's state."""
         return self.inside(lambda: self._listener.health)
 
     @property
     def next_health(self) -> AgentSocket:
-        """Return the socket's state after one more sample."""
         self.reading()
         return self.health
 
     def rejected(self, reason: str) -> int:
-        """Return how often something was refused for a reason."""
         return self.health.rejected[reason]
 
     def close(self) -> None:
-        """End the server."""
         self.inside(self._listener.close)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(30)
@@ -111,3 +105,9 @@ def running(tmp_path: Path) -> Iterator[Running]:
     listening = Running(path, Path("/proc"))
     yield listening
     listening.close()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as opened:
+        yield opened

@@ -1,12 +1,10 @@
 """What a local user does to the agents' socket costs no other user anything, and no scrape."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -39,13 +37,6 @@ Attack = Callable[[Path, Blocking], None]
 REPORT = json.dumps(report()).encode()
 
 
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    """Close what a test has opened."""
-    with ExitStack() as opened:
-        yield opened
-
-
 @pytest.fixture(params=["socket", "file"])
 def lingerer(request: pytest.FixtureRequest, stack: ExitStack) -> Blocking:
     """Give descriptors that take long to close: of sockets, and of files of a file system in user space."""
@@ -60,7 +51,6 @@ def lingerer(request: pytest.FixtureRequest, stack: ExitStack) -> Blocking:
 
 
 def with_a_report(path: Path, lingerer: Blocking) -> None:
-    """Send a report with a socket."""
     with connect(path) as connection:
         lingerer.send(connection, REPORT)
 
@@ -75,7 +65,6 @@ def behind_a_report(path: Path, lingerer: Blocking) -> None:
 
 
 def with_nothing(path: Path, lingerer: Blocking) -> None:
-    """Send a socket with an empty message."""
     with connect(path) as connection:
         lingerer.send(connection, b"")
 

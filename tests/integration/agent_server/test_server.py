@@ -1,14 +1,10 @@
 """The agents' socket: who may report, who is refused, and what each client gets."""
 
-from __future__ import annotations
-
 import array
 import errno
 import json
 import os
 import socket
-import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +18,7 @@ from tests.support.agent_client import connect, report, send, torch
 from tests.support.builders import device, holding, process, snapshot
 from tests.support.players.stage import Stage
 from tests.support.requirements import require_root
+from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from vramledger.agent_server import connection as agent_connection
 from vramledger.agent_server import server
@@ -29,8 +26,7 @@ from vramledger.agent_server.connection import SILENT_AFTER
 from vramledger.agent_server.discovery import NO_SOCKET, find_exporter, request_agents
 from vramledger.agent_server.unix_socket import SocketFile
 from vramledger.errors import StartupError
-from vramledger.model.agent_report import Agent, ReportedRank, read_report
-from vramledger.model.reading import Reading, decode, encode
+from vramledger.model.agent_report import Agent, ReportedRank
 from vramledger_agent import transport
 from vramledger_agent.protocol.messages import MAX_MESSAGE_BYTES
 
@@ -40,15 +36,7 @@ NO_PID = 5_000_000
 """No process has this pid or a larger one: the kernel's limit is 2**22."""
 
 
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    """Close what a test has opened."""
-    with ExitStack() as opened:
-        yield opened
-
-
 def connected(running: Running, stack: ExitStack) -> socket.socket:
-    """Connect to the server."""
     return stack.enter_context(connect(running.path))
 
 
@@ -68,7 +56,6 @@ def closed(connection: socket.socket) -> bool:
 
 
 def asked(connection: socket.socket, **question: Any) -> dict[str, Any]:  # noqa: ANN401 JSON
-    """Send a request and return the response."""
     send(connection, {"version": 1, **question})
     answer: dict[str, Any] = json.loads(connection.recv(MAX_MESSAGE_BYTES))
     return answer
@@ -78,9 +65,7 @@ def test_a_rendezvous_on_localhost_is_that_of_this_node(running: Running, stack:
     """Ranks that meet at an address local to a node get the node's name, as by their environment."""
     send(connected(running, stack), report(rank={"number": 0, "size": 2, "job": ":29500"}))
     wait_until(lambda: sequence(running) is not None, "the report")
-    told = running.agents[0].report
-
-    assert told is not None
+    told = sure(running.agents[0].report)
     assert told.rank == ReportedRank(0, 2, f"{os.uname().nodename}:29500")
 
 
@@ -88,12 +73,10 @@ def test_who_reports_is_who_the_kernel_says(running: Running, stack: ExitStack) 
     """A report counts for the pid, start time and user of the connected process, whatever it says itself."""
     send(connected(running, stack), report(7, pid=1, uid=0, start=5))
     wait_until(lambda: running.agents, "the report")
-
     (agent,) = running.agents
     stat = Path(f"/proc/{ME}/stat").read_text("ascii").rpartition(")")[2].split()
     assert (agent.pid, agent.start, agent.uid) == (ME, int(stat[19]), os.getuid())
-    assert agent.report is not None
-    assert agent.report.sequence == 7
+    assert sure(agent.report).sequence == 7
 
 
 def test_only_the_newest_report_counts_and_grows_old(running: Running, stack: ExitStack) -> None:
@@ -154,7 +137,6 @@ def test_who_breaks_the_format_is_closed(
     """An invalid message closes its sender's connection, and is counted by its reason."""
     connection = connected(running, stack)
     connection.send(data)
-
     assert closed(connection)
     assert running.rejected(reason) == 1
     assert running.health.connections == 0
@@ -177,7 +159,6 @@ def test_a_message_that_is_not_known_costs_itself_alone(running: Running, stack:
         answer = asked(connected(running, stack), **question)
         assert answer["ok"] is False
         assert "does not know" in answer["error"]
-
     assert (sequence(running), running.rejected("format")) == (2, 0)
     assert running.agents[0].problem == ""
 
@@ -267,7 +248,6 @@ def test_who_says_nothing_is_closed(running: Running, stack: ExitStack) -> None:
     wait_until(lambda: running.health.connections == 1, "the connection")
     running.clock.now += server.FIRST_MESSAGE_TIMEOUT + 1
     running.inside(running._listener._sweep)  # noqa: SLF001 the timer's turn comes later
-
     assert closed(connection)
     assert running.rejected("mute") == 1
 
@@ -329,7 +309,6 @@ def test_a_question_goes_to_the_agent_with_its_asker(running: Running, stack: Ex
     stack.callback(os.close, file)
     send(asker, {"version": 1, "ask": "snapshot", "to": ME, "seconds": 3, "file": True})
     asker.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))])
-
     data, passed = transport.receive(agent)
     assert json.loads(data) == {"version": 1, "ask": "snapshot", "seconds": 3, "file": True}
     with socket.socket(fileno=passed[0]) as direct, os.fdopen(transport.receive(direct)[1][0], "wb") as out:
@@ -345,7 +324,6 @@ def test_a_question_goes_to_the_agent_with_its_asker(running: Running, stack: Ex
 def test_questions_that_reach_nobody(running: Running, stack: ExitStack) -> None:
     """A client that names a process without an agent gets an error."""
     answer = asked(connected(running, stack), ask="reclaim", to=1)
-
     assert answer == {"version": 1, "ok": False, "error": "no agent in pid 1; start it with 'vramledger run'"}
 
 
@@ -365,8 +343,7 @@ def test_what_holds_the_devices(running: Running, stack: ExitStack, stage: Stage
     """A client gets all bytes, but pids and names only of its own user's holders; root gets all."""
     require_root()
     mine = process(20)
-    assert mine.facts is not None
-    processes = [process(10), replace(mine, facts=structs.replace(mine.facts, uid=NOBODY))]
+    processes = [process(10), replace(mine, facts=structs.replace(sure(mine.facts), uid=NOBODY))]
     running.snapshot = snapshot(device(0, [holding(10), holding(20)]), processes=processes)
     whole = asked(connected(running, stack), ask="devices")["devices"][0]
     assert [each["pid"] for each in whole["holders"]] == [10, 20]
@@ -382,7 +359,6 @@ def test_the_askers_own_holding_is_marked(running: Running, stack: ExitStack) ->
     held = [*(holding(pid, pid) for pid in range(NO_PID, NO_PID + 100)), holding(ME, 1)]
     running.snapshot = snapshot(*(device(index, held) for index in range(16)))
     answer = asked(connected(running, stack), ask="devices")
-
     for each in answer["devices"]:
         assert [(one["bytes"], one["pid"]) for one in each["holders"] if "self" in one] == [(1, ME)]
         assert len(each["holders"]) > 1
@@ -393,7 +369,6 @@ def test_many_holders_still_fit_a_message(running: Running, stack: ExitStack) ->
     held = [holding(pid, pid) for pid in range(NO_PID, NO_PID + 2000)]
     running.snapshot = snapshot(*(device(index, held) for index in range(16)))
     answer = asked(connected(running, stack), ask="devices")
-
     assert len(answer["devices"]) == 16
     assert answer["devices"][0]["holders"][0]["bytes"] == NO_PID + 1999
 
@@ -402,7 +377,6 @@ def test_a_command_learns_what_agents_say(running: Running, stack: ExitStack, st
     """Commands get the agents that the exporter has: a user gets its own, root gets all."""
     send(connected(running, stack), report(5, frameworks=[torch(ooms=1)]))
     wait_until(lambda: running.agents, "the report")
-
     assert request_agents(running.path) == running.agents
     assert find_exporter(running.path)[1:3] == (None, 1)
     if os.geteuid() == 0:
@@ -440,40 +414,6 @@ def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> Non
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_many_agents_come_and_go(running: Running) -> None:
-    """Threads that connect, report and disconnect immediately leave nothing behind."""
-    before = len(list(Path("/proc/self/fd").iterdir()))
-
-    def visit() -> None:
-        for number in range(20):
-            with connect(running.path) as connection:
-                send(connection, report(number))
-
-    threads = [threading.Thread(target=visit) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    wait_until(lambda: running.next_health.connections == 0, "everybody to have left")
-    assert running.agents == ()
-    # There are fewer when one of an earlier test was closed too.
-    wait_until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before, "every descriptor to be closed")
-
-
-def test_agents_in_a_recording_are_the_same_again() -> None:
-    """A reading with agents is written and read without a loss."""
-    told = read_report(
-        report(frameworks=[torch(categories={"gradients": 1})], visible={"CUDA_VISIBLE_DEVICES": "0"})
-    )
-    agents = (
-        Agent(1, 2, 3, 4.5, problem="", report=told),
-        Agent(9, 8, 7, None, problem="silent", report=None),
-    )
-    reading = Reading(1.0, 2.0, agents=agents)
-
-    assert decode(encode(reading)) == reading
-
-
 def test_a_report_dies_with_its_process_though_a_child_holds_the_connection(
     running: Running, stage: Stage
 ) -> None:
@@ -501,10 +441,8 @@ def test_the_last_report_of_a_program_that_ran_out_of_memory_is_read_once(
     program.end()
     wait_until(lambda: not running.health.connections, "the program's end")
     (agent,) = running.reading().agents
-
-    assert agent.pid == program.pid
-    assert agent.report is not None
-    assert (agent.report.sequence, agent.report.last_oom is None) == (2, False)
+    last_report = sure(agent.report)
+    assert (agent.pid, last_report.sequence, last_report.last_oom is None) == (program.pid, 2, False)
     assert running.reading().agents == ()
 
 
@@ -513,6 +451,5 @@ def test_a_program_that_ends_as_it_should_leaves_no_report(running: Running, sta
     program = stage.start(("connect", str(running.path)), ("say", report()))
     wait_until(lambda: running.agents, "the report")
     program.end()
-    wait_until(lambda: not running.agents, "the program's end")
-
+    wait_until(lambda: not running.health.connections, "the program's end")
     assert running.reading().agents == ()

@@ -33,7 +33,6 @@ class Asked:
         self.reader = KvCacheReader(PROC, clock=lambda: self.now)
 
     def round(self, *rows: ProcessRow) -> tuple[KvCache, ...]:
-        """Return what is known after one whole round."""
         self.now += READ_INTERVAL
         return self.end(*rows)
 
@@ -43,21 +42,19 @@ class Asked:
         known: list[tuple[KvCache, ...]] = []
 
         def ended() -> bool:
-            known.append(self.reader.update(rows))
+            known[:] = [self.reader.update(rows)]
             return self.reader.seconds is not None
 
         wait_until(ended, "the end of the round")
-        return known[-1]
+        return known[0]
 
 
 def row(pid: int) -> ProcessRow:
-    """Return the row of a process that is there."""
     return sure(read_row(PROC, pid))
 
 
 @contextmanager
 def listening(port: int, host: str = "127.0.0.1") -> Iterator[socket.socket]:
-    """Listen in this very process."""
     with socket.create_server((host, port)) as server:
         yield server
 
@@ -68,10 +65,9 @@ def test_the_engine_and_the_server_have_the_servers_figures(tmp_path: Path, host
     with serve_vllm(tmp_path, host=host) as server:
         server.say(metrics_page(0.5, 2**30, 1000))
         engine, main = row(server.engine), row(server.pid)
-        assert Asked().round(engine, main) == (
-            KvCache(engine.pid, engine.start, 0.5, 2**30, 1000),
-            KvCache(main.pid, main.start, 0.5, 2**30, 1000),
-        )
+        figures = (0.5, 2**30, 1000)
+        expected = tuple(KvCache(each.pid, each.start, *figures) for each in (engine, main))
+        assert Asked().round(engine, main) == expected
         (request,) = server.asked()
         assert request.startswith("/metrics ")
         assert "Authorization" not in request

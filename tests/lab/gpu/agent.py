@@ -1,10 +1,8 @@
 """Prove on a GPU the agent's promises: exact figures, no bytes, no context, no time, right verdicts.
 
 ``python -m tests.lab.gpu.agent --out DIR`` writes ``agent.json`` (every figure), ``agent.md`` (the table)
-and the out-of-memory reports. ``--rehearse`` goes through the same motions without a GPU. About six minutes.
+and the out-of-memory reports. ``--rehearse`` goes through the same motions without a GPU. Some minutes.
 """
-
-from __future__ import annotations
 
 import argparse
 import contextlib
@@ -23,6 +21,7 @@ from tests.support.listening import FAKE, PROJECT, STARTUP, FakeExporter
 
 HERE = Path(__file__).resolve().parent
 MIB = 2**20
+VERDICTS = {None: "", True: "met", False: "MISSED"}
 
 Facts = dict[str, Any]
 
@@ -61,44 +60,37 @@ class Machine:
             self.handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
 
     def holdings(self) -> list[dict[int, int]]:
-        """Return the bytes of every process by device."""
-        return [
-            {
-                process.pid: process.usedGpuMemory
-                for process in self.nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-            }
-            for handle in self.handles
-        ]
+        listed = [self.nvml.nvmlDeviceGetComputeRunningProcesses(handle) for handle in self.handles]
+        return [{process.pid: process.usedGpuMemory for process in processes} for processes in listed]
+
+    def memory(self) -> list[Any]:
+        """Return NVML's figures of each device."""
+        return [self.nvml.nvmlDeviceGetMemoryInfo(handle) for handle in self.handles]
 
     def holders(self) -> list[Facts]:
         """Return the exporter's answer to ``devices``."""
         if self.nvml is None:
             total = 80 * 2**30
             return [{"uuid": "GPU-0", "index": 0, "total": total, "free": total, "holders": self.tenants}]
-        answer = []
-        for index, (handle, held) in enumerate(zip(self.handles, self.holdings(), strict=True)):
-            memory = self.nvml.nvmlDeviceGetMemoryInfo(handle)
-            answer.append(
-                {
-                    "uuid": self.nvml.nvmlDeviceGetUUID(handle),
-                    "index": index,
-                    "total": memory.total,
-                    "free": memory.free,
-                    "used": memory.used,
-                    "holders": [{"pid": pid, "state": "active", "bytes": size} for pid, size in held.items()],
-                }
+        return [
+            {
+                "uuid": self.nvml.nvmlDeviceGetUUID(handle), "index": index,
+                "total": memory.total, "free": memory.free, "used": memory.used,
+                "holders": [{"pid": pid, "state": "active", "bytes": size} for pid, size in held.items()],
+            }
+            for index, (handle, memory, held) in enumerate(
+                zip(self.handles, self.memory(), self.holdings(), strict=True)
             )
-        return answer
+        ]  # fmt: skip
 
 
 class Bench:
     """Starts the programs, and collects the figures."""
 
-    def __init__(self, out: Path, *, rehearse: bool, quick: bool) -> None:
+    def __init__(self, out: Path, cases: list[str], *, rehearse: bool) -> None:
         self.out = out
         self.rehearse = rehearse
-        self.quick = quick
-        self.cases: list[str] = []
+        self.cases = cases
         self.machine = Machine(rehearse=rehearse)
         self.reports = out / "reports"
         self.exporter = NvmlExporter(Path(f"/tmp/vramledger-gpu-{os.getpid()}.sock"), self.machine.holders)  # noqa: S108
@@ -135,24 +127,19 @@ class Bench:
             process.stdout.close()
 
     def row(self, what: str, figure: str, bar: str, *, met: bool | None) -> None:
-        """Record a figure, and print it."""
         self.rows.append((what, figure, bar, met))
-        print(
-            f"{what}: {figure} (bar: {bar}) {'' if met is None else 'met' if met else 'MISSED'}", flush=True
-        )
+        print(f"{what}: {figure} (bar: {bar}) {VERDICTS[met]}", flush=True)
 
     def last(self, pid: int) -> Facts:
-        """Return a process's last report so far."""
         reports = self.exporter.reports.get(pid)
         return reports[-1] if reports else {}
 
 
 NAMES = {
-    "reserved": "reserved_bytes.all.current",
-    "allocated": "allocated_bytes.all.current",
-    "active": "active_bytes.all.current",
-    "requested": "requested_bytes.all.current",
-    "inactive_split": "inactive_split_bytes.all.current",
+    **{
+        name: f"{name}_bytes.all.current"
+        for name in ("reserved", "allocated", "active", "requested", "inactive_split")
+    },
     "reserved_peak": "reserved_bytes.all.peak",
     "allocated_peak": "allocated_bytes.all.peak",
     "allocations": "allocation.all.allocated",
@@ -183,19 +170,14 @@ def exact(bench: Bench) -> None:
         bench.figures[f"exact {name}"] = {"told": told, "report": report, "holdings": holdings}
         if name == "async":
             met = entry.get("supported") is False and not entry.get("devices")
-            bench.row(
-                f"figures, {name}", f"supported {entry.get('supported')}", "not supported, no figure", met=met
-            )
+            figure = f"supported {entry.get('supported')}"
+            bench.row(f"figures, {name}", figure, "not supported, no figure", met=met)
             continue
-        device: Facts = next(
-            (each for each in entry.get("devices", []) if each["ordinal"] == int(ordinal)), {}
-        )
+        devices = (each for each in entry.get("devices", []) if each["ordinal"] == int(ordinal))
+        device: Facts = next(devices, {})
         theirs = told.get("stats", {})
-        wrong = {
-            key: (device.get(key), theirs.get(flat))
-            for key, flat in NAMES.items()
-            if device.get(key) != theirs.get(flat)
-        }
+        pairs = {key: (device.get(key), theirs.get(flat)) for key, flat in NAMES.items()}
+        wrong = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
         extras = {key: device.get(key) for key in ("reclaimable", "largest_free_block", "private_pools")}
         bench.row(f"figures, {name}", f"{len(NAMES) - len(wrong)} equal {wrong or ''} {extras}",
                   "all equal torch.cuda.memory_stats", met=bool(theirs) and not wrong)  # fmt: skip
@@ -214,10 +196,7 @@ def nothing_held(bench: Bench) -> None:
         with bench.program("hold", "2048", agent=agent) as (pid, _):
             time.sleep(3)
             of_process = sum(held.get(pid, 0) for held in bench.machine.holdings())
-            used = sum(
-                bench.machine.nvml.nvmlDeviceGetMemoryInfo(handle).used for handle in bench.machine.handles
-            )
-            seen[agent].append((of_process, used))
+            seen[agent].append((of_process, sum(memory.used for memory in bench.machine.memory())))
         time.sleep(1)
     bench.figures["bytes held"] = {str(agent): values for agent, values in seen.items()}
     more = max(value[0] for value in seen[True]) - min(value[0] for value in seen[False])
@@ -230,19 +209,14 @@ def categories(bench: Bench) -> None:
     """Compare the categories with the tensors' own sizes."""
     with bench.program("gradients") as (pid, told):
         report = bench.last(pid)
-    device: Facts = next(
-        (each for entry in report.get("frameworks", []) for each in entry.get("devices", [])), {}
-    )
+    devices = (each for entry in report.get("frameworks", []) for each in entry.get("devices", []))
+    device: Facts = next(devices, {})
     ours = device.get("categories", {})
     bench.figures["categories"] = {"told": told, "report": device}
     wrong = {name: (ours.get(name), told.get(name)) for name in ("parameters", "gradients", "optimizer")
              if ours.get(name) != told.get(name)}  # fmt: skip
-    bench.row(
-        "categories with gradients kept",
-        f"{ours} {wrong or ''}",
-        "the tensors' own bytes",
-        met=bool(ours) and not wrong,
-    )
+    met = bool(ours) and not wrong
+    bench.row("categories with gradients kept", f"{ours} {wrong or ''}", "the tensors' own bytes", met=met)
 
 
 def locked(bench: Bench) -> None:
@@ -250,17 +224,13 @@ def locked(bench: Bench) -> None:
     with bench.program("lock", "2000") as (_, told):
         bench.figures["lock"] = told
     median, late = told.get("report", (0.0, 0.0))
-    bench.row(
-        "CPU time a report, 2,000 live blocks",
-        f"{median:.1f} µs, p99 {late:.1f} µs, {told}",
-        "50 µs",
-        met=0 < median <= 50,
-    )
+    figure = f"{median:.1f} µs, p99 {late:.1f} µs, {told}"
+    bench.row("CPU time a report, 2,000 live blocks", figure, "50 µs", met=0 < median <= 50)
 
 
 def hook(bench: Bench) -> None:
     """Measure what the hook adds to each optimizer step: the agent's cost between two reports."""
-    with bench.program("hooked", "3" if bench.quick else "15") as (_, told):
+    with bench.program("hooked", "3" if bench.rehearse else "15") as (_, told):
         bench.figures["hook"] = told
     middle, low, high = spread(told.get("more", [float("nan")]))
     bench.row(
@@ -269,36 +239,6 @@ def hook(bench: Bench) -> None:
         "1 µs",
         met=middle <= 1,
     )
-
-
-def overhead(bench: Bench) -> None:
-    """Compare training steps with and without the agent, in one process, alternately.
-
-    Blocks of steps of 1 ms differ by several per cent without any agent, so that no number of them that fits
-    into a lease tells a thousandth; what the agent does in such a step is the hook, which is measured alone.
-    """
-    for milliseconds, seconds, blocks, interval in (
-        ("1", 1.5, 16, 1.0), ("10", 1.5, 16, 1.0), ("100", 2.0, 12, 1.0), ("1", 1.0, 12, 0.01),
-    ):  # fmt: skip
-        seconds = 0.3 if bench.quick else seconds  # noqa: PLW2901
-        blocks = 4 if bench.quick else blocks  # noqa: PLW2901
-        with bench.program("paired", milliseconds, str(seconds), str(blocks), str(interval)) as (_, told):
-            name = f"step of {milliseconds} ms, a report every {interval:g} s"
-            bench.figures[name] = told
-        shares = [on / off - 1 for on, off in zip(told.get("on", []), told.get("off", []), strict=False)] or [
-            float("nan")
-        ]
-        middle, low, high = spread(shares)
-        bar = 0.001 if interval == 1 else 0.1
-        scaled = f"; at 1 s reports that is {middle * interval:.5%}" if interval != 1 else ""
-        bench.row(
-            f"overhead, {name}",
-            f"{middle:+.3%} (95 % of resamplings {low:+.3%} to {high:+.3%}), step"
-            f" {statistics.median(told.get('off', [0])) * 1000:.3f} ms, {told.get('reports')}"
-            f" reports{scaled}",
-            "0.1 %" if interval == 1 else "10 % at 100 reports a second",
-            met=True if high <= bar else False if low > bar else None,  # None: the spread says neither
-        )
 
 
 def spread(values: list[float]) -> tuple[float, float, float]:
@@ -333,50 +273,30 @@ def verdicts(bench: Bench) -> None:
             continue
         with contextlib.ExitStack() as tenants:
             if case == "hoarded":
-                size = 40 * 1024
-                if not bench.rehearse:
-                    size = (
-                        bench.machine.nvml.nvmlDeviceGetMemoryInfo(bench.machine.handles[0]).total
-                        // MIB
-                        * 7
-                        // 10
-                    )
+                size = 40 * 1024 if bench.rehearse else bench.machine.memory()[0].total // MIB * 7 // 10
                 pid, _ = tenants.enter_context(bench.program("hold", str(size), agent=False))
                 bench.machine.tenants = [{"pid": pid, "bytes": size * MIB, "state": "active", "self": False}]
             if bench.rehearse:
-                bench.machine.tenants = [
-                    *bench.machine.tenants,
-                    {"self": True, "bytes": MIB, "state": "active"},
-                ]
+                bench.machine.tenants.append({"self": True, "bytes": MIB, "state": "active"})
             with bench.program("out_of_memory", case, agent=True, **environ) as (pid, told):
                 time.sleep(1.5)
                 last = bench.last(pid).get("last_oom", {})
             bench.machine.tenants = []
         path = last.get("report")
         facts, text = read_report(path)
-        bench.figures[f"out of memory, {case}"] = {
-            "told": told,
-            "last_oom": last,
-            "report": facts,
-            "text": text,
-        }
+        figures = {"told": told, "last_oom": last, "report": facts, "text": text}
+        bench.figures[f"out of memory, {case}"] = figures
         if case == "expandable":
             advised = "expandable_segments:True" in text
             met = None if bench.rehearse else bool(text) and not advised
             bench.row("advice where expandable segments are on", f"names them: {advised}", "not", met=met)
         exception = told.get("exception")
-        bench.row(
-            f"out of memory, {case}",
-            f"{last.get('verdict')}; the program saw {exception}; report {Path(path).name if path else None}",
-            expected,
-            met=None
-            if bench.rehearse
-            else last.get("verdict") == expected and exception == "OutOfMemoryError",
-        )
+        right = last.get("verdict") == expected and exception == "OutOfMemoryError"
+        figure = f"{last.get('verdict')}; the program saw {exception}; report {path and Path(path).name}"
+        bench.row(f"out of memory, {case}", figure, expected, met=None if bench.rehearse else right)
 
 
 def read_report(path: str | None) -> tuple[Facts, str]:
-    """Return an out-of-memory report, as JSON without its lines of code, and as text."""
     if path is None or not Path(path).exists():
         return {}, ""
     facts: Facts = json.loads(Path(path).read_text())
@@ -386,13 +306,12 @@ def read_report(path: str | None) -> tuple[Facts, str]:
 
 
 STAGES = {
-    "exact": exact, "nothing": nothing_held, "categories": categories, "lock": locked,
-    "hook": hook, "verdicts": verdicts, "overhead": overhead,
+    "exact": exact, "nothing": nothing_held, "categories": categories, "lock": locked, "hook": hook,
+    "verdicts": verdicts,
 }  # fmt: skip
 
 
 def main() -> int:
-    """Run the stages and write the results; 1 when a limit was exceeded."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "agent-gpu")))
     parser.add_argument("--rehearse", action="store_true", help="without a GPU: only the motions")
@@ -401,8 +320,7 @@ def main() -> int:
     parser.add_argument("--case", action="append", choices=cases, default=[], help="only these failures")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    bench = Bench(args.out, rehearse=args.rehearse, quick=args.rehearse)
-    bench.cases = args.case
+    bench = Bench(args.out, args.case, rehearse=args.rehearse)
     begun = time.monotonic()
     try:
         for name, stage in STAGES.items():
@@ -420,15 +338,10 @@ def main() -> int:
 
 
 def write(bench: Bench) -> None:
-    """Write all figures, and the table."""
-    (bench.out / "agent.json").write_text(
-        json.dumps({"figures": bench.figures, "rows": bench.rows}, indent=1)
-    )
+    figures = json.dumps({"figures": bench.figures, "rows": bench.rows}, indent=1)
+    (bench.out / "agent.json").write_text(figures)
     lines = ["| what | measured | bar | |", "| --- | --- | --- | --- |"]
-    lines += [
-        f"| {what} | {figure} | {bar} | {'' if met is None else 'met' if met else 'MISSED'} |"
-        for what, figure, bar, met in bench.rows
-    ]
+    lines += [f"| {what} | {figure} | {bar} | {VERDICTS[met]} |" for what, figure, bar, met in bench.rows]
     (bench.out / "agent.md").write_text("\n".join(lines) + "\n")
 
 

@@ -5,8 +5,6 @@ holders, nine of them with the agent, at a scrape a second, in 15 and in 60 seco
 ``--rehearse`` uses the stand-in driver, and ``--quick`` shorter windows. Less than five minutes.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -82,24 +80,19 @@ def window(programs: dict[str, Program], seconds: float, interval: float) -> dic
     told: dict[str, Any] = {"seconds": took, "interval": interval}
     for name, each in programs.items():
         after = used(each.pid)
-        by_process = {
-            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()[-70:]: 1000
-            * (now - before[name].get(pid, 0.0))
-            / took
-            for pid, now in after.items()
-        }
+        by_process = {}
+        for pid, now in after.items():
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()[-70:]
+            by_process[command] = 1000 * (now - before[name].get(pid, 0.0)) / took
         memory = cost.memory(each.pid)
         told[name] = {
             "ms_per_second": sum(by_process.values()),
             "ms_per_second_by_ticks": 1000 * (cost.cpu_seconds(each.pid) - whole[name]) / took,
-            "by_process": by_process,
-            "scrape_median_ms": 1000 * statistics.median(scrapes[name]),
-            "scrape_most_ms": 1000 * max(scrapes[name]),
-            "scrapes": len(scrapes[name]),
-            "series": series[name],
-            "rss_mib": memory.rss / MIB,
+            "by_process": by_process, "scrape_median_ms": 1000 * statistics.median(scrapes[name]),
+            "scrape_most_ms": 1000 * max(scrapes[name]), "scrapes": len(scrapes[name]),
+            "series": series[name], "rss_mib": memory.rss / MIB,
             "pss_mib": None if memory.pss is None else memory.pss / MIB,
-        }
+        }  # fmt: skip
     return told
 
 
@@ -165,9 +158,7 @@ class Place:
         path = [STARTUP, env["PYTHONPATH"], *([str(FAKE)] if self._standin is not None else [])]
         env["PYTHONPATH"] = os.pathsep.join(path)
         if self._standin is not None:
-            env["LD_PRELOAD"] = (
-                self._library
-            )  # holders map the driver; one that does not is read again each time
+            env["LD_PRELOAD"] = self._library  # a holder that does not map the driver is read again each time
         command = [sys.executable, str(Path(__file__).with_name("programs.py")), "hold", "64"]
         self._pids += [self._holding.enter_context(started(command, env)) for _ in range(count)]
         self._list()
@@ -214,12 +205,10 @@ def measure(out: Path, *, rehearse: bool, quick: bool) -> None:
             keep("25 holders, 1 s", window(both, 30 * share, 1))
             keep("25 holders, 15 s", window(both, 30 * share, 15 * share))
             keep("25 holders, 60 s", window(both, 60 * share, 60 * share))
-            text = ours.scrape().text
-            (out / "page.txt").write_text(text, encoding="utf-8")
+            (out / "page.txt").write_text(ours.scrape().text, encoding="utf-8")
 
 
 def main() -> None:
-    """Measure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--rehearse", action="store_true", help="with the stand-in driver")

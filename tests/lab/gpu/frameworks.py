@@ -5,25 +5,20 @@ interpreter that has the frameworks, if it is not this one. About three and a ha
 GPU (``--rehearse``) only the imports are judged.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
 import os
-import re
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-PROJECT = Path(__file__).resolve().parents[3]
+from tests.support.exporter import SOURCES, Exporter, command, serving
+
 MIB = 2**20
 REPORTED = 4.5
 """Seconds after which a report of an agent (every half second) is in a sample (every two)."""
@@ -48,6 +43,7 @@ class Case(NamedTuple):
 
 
 UNIFIED = {"TF_FORCE_UNIFIED_MEMORY": "1"}
+GROWING = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 CASES = (
     Case("tensorflow", "default", "preallocate"),
@@ -65,11 +61,9 @@ CASES = (
     Case("tensorflow", "unified eager", "preallocate", uncharged=0),
     Case("tensorflow", "env unified", "growth", UNIFIED | {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}, uncharged=0),
     Case("jax", "unified", "fraction", UNIFIED, uncharged=2048 * MIB),
-    Case(
-        "jax", "unified", "growth", UNIFIED | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, uncharged=2048 * MIB
-    ),
+    Case("jax", "unified", "growth", UNIFIED | GROWING, uncharged=2048 * MIB),
     Case("jax", "default", "fraction"),
-    Case("jax", "growth", "growth", {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}),
+    Case("jax", "growth", "growth", GROWING),
     Case("jax", "fraction", "fraction", {"XLA_CLIENT_MEM_FRACTION": ".30"}),
     Case("jax", "platform", "platform", {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}),
     Case("jax", "async", "cuda_malloc_async", {"XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async"}),
@@ -79,77 +73,36 @@ CASES = (
 class Bench:
     """An exporter, programs with it, and the results."""
 
-    def __init__(self, place: Path, python: str) -> None:
+    def __init__(self, place: Path, python: str, exporter: Exporter) -> None:
         self.place = place
         self.python = python
+        self.exporter = exporter
         self.checks: list[tuple[bool, str, str]] = []
         self.figures: dict[str, Any] = {}
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port: int = free.getsockname()[1]
 
     def check(self, what: str, detail: object, *, met: bool) -> None:
-        """Record a verdict, and print it."""
         self.checks.append((met, what, str(detail)))
         print(f"{'met' if met else 'MISSED'}: {what} [{detail}]", flush=True)
-
-    def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the environment in which our package is found."""
-        return {**os.environ, "PYTHONPATH": f"{PROJECT}/exporter:{PROJECT}/exporter/agent", **(more or {})}
-
-    @contextlib.contextmanager
-    def exporter(self) -> Iterator[None]:
-        """Run an exporter."""
-        command = [
-            sys.executable, "-m", "vramledger", "serve", f"--web.listen-address=127.0.0.1:{self.port}",
-            f"--agent.socket={self.place / 'agent.sock'}", "--sample.interval=500ms",
-        ]  # fmt: skip
-        with (self.place / "serve.log").open("wb") as log:
-            process = subprocess.Popen(command, env=self.environment(), stdout=log, stderr=log)
-        try:
-            deadline = time.monotonic() + 30
-            while True:
-                try:
-                    self.scrape()
-                    break
-                except OSError:
-                    if time.monotonic() > deadline:
-                        raise
-                    time.sleep(0.2)
-            yield
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(30)
-
-    def scrape(self) -> str:
-        """Return the page of metrics."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
-            text: str = answer.read().decode()
-        return text
 
     def series(self, pid: int) -> Found:
         """Return a process's series by family."""
         found: Found = {}
-        for line in self.scrape().splitlines():
-            if line.startswith("#") or f'pid="{pid}"' not in line:
-                continue
-            name, rest = line.split("{", 1)
-            labels, value = rest.rsplit("} ", 1)
-            found.setdefault(name, []).append((dict(re.findall(r'(\w+)="([^"]*)"', labels)), float(value)))
+        for (name, labels), value in self.exporter.scrape().samples.items():
+            if ("pid", str(pid)) in labels:
+                found.setdefault(name, []).append((dict(labels), value))
         return found
 
     @contextlib.contextmanager
     def program(self, case: Case) -> Iterator[subprocess.Popen[str]]:
         """Start a case's program with the agent inside; ``run`` becomes it, so its pid stays."""
-        command = [
-            sys.executable, "-m", "vramledger", "run", f"--agent.socket={self.place / 'agent.sock'}",
-            "--agent.interval=500ms", "--", self.python, str(Path(__file__).with_name("policies.py")),
-            case.framework, case.mode,
-        ]  # fmt: skip
+        flags = (f"--agent.socket={self.place / 'agent.sock'}", "--agent.interval=500ms", "--", self.python)
+        taking = (str(Path(__file__).with_name("policies.py")), case.framework, case.mode)
+        environ = {**os.environ, "PYTHONPATH": f"{SOURCES}:{SOURCES / 'agent'}", **case.environ}
+        pipe = subprocess.PIPE
         with (self.place / f"{case.framework} {case.mode}.log").open("wb") as log:
             process = subprocess.Popen(
-                command, env=self.environment(case.environ), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=log, text=True,
-            )  # fmt: skip
+                command("run", *flags, *taking), env=environ, stdin=pipe, stdout=pipe, stderr=log, text=True
+            )
         try:
             yield process
         finally:
@@ -157,7 +110,6 @@ class Bench:
 
 
 def told(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """Return the next line of a program."""
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
@@ -192,7 +144,8 @@ def examine(bench: Bench, case: Case, *, rehearse: bool) -> None:
             if _has_uncharged(case, found) or waited > SETTLED:
                 break
             time.sleep(0.5)
-        device = [line for line in bench.scrape().splitlines() if line.startswith("vramledger_device_memory")]
+        text = bench.exporter.scrape().text
+        device = [line for line in text.splitlines() if line.startswith("vramledger_device_memory")]
     bench.figures[f"{name} {case.policy}"] = {"said": said, "series": found, "device": device}
     if rehearse:
         return
@@ -215,7 +168,6 @@ def examine(bench: Bench, case: Case, *, rehearse: bool) -> None:
 
 
 def main() -> int:
-    """Run the cases; 1 when anything was wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "frameworks-gpu")))
     parser.add_argument("--python", default=sys.executable, help="has TensorFlow and JAX")
@@ -225,8 +177,10 @@ def main() -> int:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="vl-") as directory:
-        bench = Bench(Path(directory), args.python)
-        with bench.exporter():
+        flags = (f"--agent.socket={directory}/agent.sock", "--sample.interval=500ms")
+        driver = {"PYTHONPATH": f"{SOURCES}:{SOURCES / 'agent'}"}
+        with serving(*flags, driver=driver) as exporter:
+            bench = Bench(Path(directory), args.python, exporter)
             for case in CASES:
                 if (args.only and case.framework not in args.only) or args.mode not in case.mode:
                     continue
@@ -234,6 +188,7 @@ def main() -> int:
                     examine(bench, case, rehearse=args.rehearse)
                 except Exception as error:  # noqa: BLE001 after one failed case the others run
                     bench.check(f"{case.framework} {case.mode}", repr(error), met=False)
+        (args.out / "serve.log").write_text(exporter.ended.log)
         for log in Path(directory).glob("*.log"):
             (args.out / log.name.replace(" ", "-")).write_bytes(log.read_bytes())
     content = json.dumps({"checks": bench.checks, "figures": bench.figures}, indent=1)

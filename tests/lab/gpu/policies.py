@@ -3,8 +3,6 @@
 It prints a line of JSON after the import and one when it holds memory, and goes on at a line on stdin.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -4,8 +4,6 @@ They run under the machine's own torch, or, to rehearse them, under the one of
 ``tests/support/frameworks/standin``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import statistics
@@ -22,19 +20,16 @@ MIB = 2**20
 
 
 def bytes_on(size: int, ordinal: int = 0) -> Any:  # noqa: ANN401 a tensor of either torch
-    """Return a tensor of this number of bytes."""
     if FAKE:
         return torch.Tensor(size, ordinal)
     return torch.empty(size, dtype=torch.uint8, device=f"cuda:{ordinal}")
 
 
 def tell(**facts: object) -> None:
-    """Print a line of facts for the program that started us."""
     print(json.dumps(facts), flush=True)
 
 
 def hold(*sizes: str) -> None:
-    """Hold some mebibytes on device 0 until standard input closes."""
     kept = [bytes_on(int(size) * MIB) for size in sizes]
     tell(ready=True, pid=os.getpid())
     sys.stdin.read()
@@ -94,18 +89,25 @@ def gradients() -> None:
     time.sleep(2.2)  # the agent starts; it counts at the next step
     step()
     time.sleep(2.2)
+    known = [value for state in optimizer.state.values() for value in state.values()]
+    on_gpu = [each for each in known if getattr(getattr(each, "device", None), "type", None) == "cuda"]
     tell(
         parameters=sum(parameter.nbytes for parameter in parameters),
         gradients=sum(parameter.grad.nbytes for parameter in parameters),
-        optimizer=sum(
-            value.nbytes
-            for state in optimizer.state.values()
-            for value in state.values()
-            if getattr(getattr(value, "device", None), "type", None) == "cuda"
-        ),
+        optimizer=sum(value.nbytes for value in on_gpu),
         pid=os.getpid(),
     )
     sys.stdin.read()
+
+
+def wait_for_provider() -> Any:  # noqa: ANN401 each framework's own
+    """Return the agent's provider, once it has started."""
+    from vramledger_agent.worker import worker
+
+    deadline = time.monotonic() + 10
+    while not worker.poller.has_started() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return next(state.provider for state in worker.poller.states.values() if state.started)
 
 
 def lock(blocks: str) -> None:
@@ -113,12 +115,9 @@ def lock(blocks: str) -> None:
     from vramledger_agent.worker import worker
 
     kept = [bytes_on(64 * 1024) for _ in range(int(blocks))]
-    deadline = time.monotonic() + 10
-    while not worker.poller.has_started() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    provider = wait_for_provider()
     time.sleep(1.5)
     worker.stop_thread(1.0)
-    provider = next(state.provider for state in worker.poller.states.values() if state.started)
     spans: dict[str, list[float]] = {"report": [], "counters": [], "snapshot": []}
     for _ in range(500):
         begun = time.thread_time_ns()
@@ -129,72 +128,20 @@ def lock(blocks: str) -> None:
         spans["counters"].append((time.perf_counter_ns() - begun) / 1000)
     for _ in range(50):
         begun = time.perf_counter_ns()
-        provider.allocator.survey_blocks(0, 1_000_000)  # type: ignore[attr-defined]
+        provider.allocator.survey_blocks(0, 1_000_000)
         spans["snapshot"].append((time.perf_counter_ns() - begun) / 1000)
-    tell(
-        blocks=len(kept),
-        **{
-            name: [statistics.median(span), sorted(span)[int(len(span) * 0.99)]]
-            for name, span in spans.items()
-        },
-        dropped=worker.session.transport.dropped if worker.session is not None else None,
-    )
-
-
-def trainer(milliseconds: float) -> Callable[[], None]:
-    """Return a training step of about this length, with an optimizer, that ends when the GPU is done."""
-    if FAKE:
-        optimizer: Any = torch.optim.Adam([torch.Tensor(MIB)])
-
-        def pretend() -> None:
-            until = time.perf_counter() + milliseconds / 1000
-            while time.perf_counter() < until:
-                pass
-            optimizer.step()
-
-        return pretend
-    model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(2)]).cuda()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    given = torch.randn(64, 512, device="cuda")
-    large = torch.randn(2048, 2048, device="cuda")
-    extra = 0
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(given).sum().backward()
-        optimizer.step()
-        moved = large
-        for _ in range(extra):
-            moved = large @ large
-        torch.cuda.synchronize()
-        del moved
-
-    def span(times: int) -> float:
-        begun = time.perf_counter()
-        for _ in range(times):
-            step()
-        return (time.perf_counter() - begun) / times
-
-    for _ in range(20):
-        step()
-    bare = span(50)
-    extra = 20
-    one = (span(20) - bare) / 20
-    extra = max(0, round((milliseconds / 1000 - bare) / one))
-    return step
+    told = {
+        name: [statistics.median(span), sorted(span)[len(span) * 99 // 100]] for name, span in spans.items()
+    }
+    dropped = worker.session.transport.dropped if worker.session is not None else None
+    tell(blocks=len(kept), **told, dropped=dropped)
 
 
 def hooked(turns: str) -> None:
     """Measure an optimizer step's CPU time with and without the agent's hook, alternately."""
-    from vramledger_agent.worker import worker
-
     parameters = [bytes_on(MIB)] if FAKE else [torch.nn.Parameter(torch.zeros(16, device="cuda"))]
     optimizer: Any = (torch.optim.Adam if FAKE else torch.optim.SGD)(parameters)
-    deadline = time.monotonic() + 10
-    while not worker.poller.has_started() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    provider: Any = next(state.provider for state in worker.poller.states.values() if state.started)
-    steps = provider.optimizer_steps
+    steps = wait_for_provider().optimizer_steps
 
     def span(times: int = 20_000) -> float:
         begun = time.thread_time_ns()
@@ -215,42 +162,7 @@ def hooked(turns: str) -> None:
     tell(more=more, step=before)
 
 
-def paired(milliseconds: str, seconds: str, blocks: str, interval: str) -> None:
-    """Measure training steps in blocks with and without the agent's thread and hooks, alternately."""
-    from vramledger_agent.worker import worker
-
-    step = trainer(float(milliseconds))
-    deadline = time.monotonic() + 10
-    while not worker.poller.has_started() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    worker.settings.interval = float(interval)
-    provider: Any = next(state.provider for state in worker.poller.states.values() if state.started)
-
-    def switch(*, on: bool) -> None:
-        if on:
-            provider.optimizer_steps.register()
-            worker.start()
-        else:
-            worker.stop_thread(1.0)
-            provider.optimizer_steps.unregister()
-
-    spans: dict[bool, list[float]] = {True: [], False: []}
-    assert worker.session is not None
-    sent = worker.session.sequence
-    for number in range(int(blocks)):
-        on = number % 4 in (0, 3)  # on off off on: a drift cancels out
-        switch(on=on)
-        step()
-        count, begun = 0, time.perf_counter()
-        while time.perf_counter() - begun < float(seconds):
-            step()
-            count += 1
-        spans[on].append((time.perf_counter() - begun) / count)
-    tell(on=spans[True], off=spans[False], reports=worker.session.sequence - sent, errors=worker.errors)
-
-
 def out_of_memory(case: str) -> None:
-    """Run out of memory in one of the ways, and print which exception was raised."""
     bytes_on(MIB)
     time.sleep(1.5)  # the agent exists
     kept: list[Any] = []
@@ -267,7 +179,6 @@ def out_of_memory(case: str) -> None:
 
 
 def take_pieces(size: int, count: int, kept: list[Any]) -> None:
-    """Keep pieces of one size."""
     kept.extend(bytes_on(size) for _ in range(count))
 
 
@@ -347,7 +258,6 @@ def read_often(interval: float) -> None:
 
 
 def leak(kept: list[Any], capacity: int, step: Callable[[], object]) -> None:
-    """Keep a piece of each step, until an allocation fails."""
     while True:
         kept.append(bytes_on(capacity // 60))
         passing = bytes_on(capacity // 40)

@@ -22,17 +22,15 @@ def wait_until_polled(framework):
         assert time.monotonic() < deadline, "the agent did not poll"
         time.sleep(0.01)
 
-def noticed():
-    worker = sys.modules.get("vramledger_agent.worker")
-    return worker.worker.poller.states if worker is not None else ()
-
 def end(result, status=0, **extra):
+    worker = getattr(sys.modules.get("vramledger_agent.worker"), "worker", None)
     print(json.dumps({
         "result": result, "stages": stages, "warnings": told, "extra": extra,
         "threads": [thread.name for thread in threading.enumerate()],
         "modules": sorted(sys.modules),
         "agent": "vramledger_agent.import_hook" in sys.modules,
-        "noticed": sorted(noticed()),
+        "noticed": sorted(worker.poller.states) if worker else [],
+        "agents_thread": worker is not None and worker.current_run is not None,
     }))
     sys.exit(status)
 """

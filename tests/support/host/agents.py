@@ -39,20 +39,12 @@ class Failures:
     """The newest failed allocation of each program, with the verdict that its agent would have had."""
 
     def __init__(self) -> None:
-        """Start without failures."""
         self._newest: dict[int, tuple[int, OutOfMemory | None]] = {}
 
     def newest(
         self, pid: int, pools: Mapping[str, Pools], around: Mapping[str, Around], clock: float
     ) -> OutOfMemory | None:
-        """Return the newest failure of a program, which is new where torch has counted more.
-
-        Args:
-            pid: of the program.
-            pools: of the program, by UUID.
-            around: its devices, by UUID.
-            clock: Unix time.
-        """
+        """Return a program's newest failure, new where torch has counted more; pools and devices by UUID."""
         counts = {uuid: each["torch"].get("ooms", 0) for uuid, each in pools.items() if "torch" in each}
         known, newest = self._newest.get(pid, (0, None))
         if sum(counts.values()) > known:
@@ -65,54 +57,42 @@ class Failures:
 
 
 def _verdict(torch: Figures, around: Around) -> str:
-    """Return what the agent says of a failure, by the program's own code."""
+    reserved, active, free = (torch.get(name) for name in ("reserved", "active", "largest_free_block"))
+    capacity = around.total
     return classify(
         AllocationFailure(
-            requested=REQUESTED,
-            capacity=around.total,
-            free=around.free,
-            reserved=torch.get("reserved"),
-            active=torch.get("active"),
-            largest_free=torch.get("largest_free_block"),
+            REQUESTED,
+            capacity,
+            around.free,
+            reserved,
+            active,
+            free,
             others=around.others,
-            device_total=around.total,
+            device_total=capacity,
         )
     )
 
 
 def report_of(pools: Mapping[str, Pools], age: float, last_oom: OutOfMemory | None = None) -> AgentReport:
-    """Return an agent's report of the pools on each device.
-
-    Args:
-        pools: by UUID.
-        age: seconds since the program's start.
-        last_oom: its newest failed allocation.
-    """
+    """Return the report of the pools by UUID, ``age`` seconds after the start, with the newest failure."""
     devices: dict[str, list[DeviceReport]] = {}
     for uuid, on_device in pools.items():
         for framework, figures in on_device.items():
             devices.setdefault(framework, []).append(_device(framework, uuid, figures))
+    frameworks = []
+    for name, reported in devices.items():
+        torch = name == "torch"
+        settings = {"expandable_segments": "false"} if torch else {}
+        told = FrameworkReport(
+            name, "1", policy=_POLICIES.get(name), devices=tuple(reported),
+            allocator="native" if torch else None, settings=settings,
+        )  # fmt: skip
+        frameworks.append(told)
     return AgentReport(
-        sequence=int(age),
-        interval=1.0,
-        dropped=0,
-        agent="0.1",
-        python="3.11.9",
-        errors={"torch": 0},
-        collector=GarbageReport(enabled=True, collections=int(age // 30)),
-        frameworks=tuple(
-            FrameworkReport(
-                name,
-                "1",
-                policy=_POLICIES.get(name),
-                devices=tuple(reported),
-                allocator="native" if name == "torch" else None,
-                settings={"expandable_segments": "false"} if name == "torch" else {},
-            )
-            for name, reported in devices.items()
-        ),
+        sequence=int(age), interval=1.0, dropped=0, agent="0.1", python="3.11.9", errors={"torch": 0},
+        collector=GarbageReport(enabled=True, collections=int(age // 30)), frameworks=tuple(frameworks),
         last_oom=last_oom,
-    )
+    )  # fmt: skip
 
 
 def _device(framework: str, uuid: str, figures: Figures) -> DeviceReport:

@@ -100,6 +100,7 @@ Fate = Literal[
 ]
 
 _SILENCING: tuple[Fate, ...] = ("silent", "stopped", "stuck")
+_TOLD: tuple[Fate, ...] = ("stuck", "orphaned")
 _HALTING: tuple[Fate, ...] = ("stopped", "zombie", "stuck", "dead")
 
 FaultKind = Literal[
@@ -119,65 +120,38 @@ FaultKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault of the host, or of the way it is observed, in a span of time.
+    """A fault of the host, or of the way it is observed, in a span of time."""
 
-    Attributes:
-        kind: what is wrong.
-        since: seconds after :data:`EPOCH` at which it begins.
-        until: when it is over.
-        gpu: the position of the device that it is about.
-        number: as the kind says.
-        name: as the kind says.
-    """
-
-    kind: FaultKind
-    since: float = 0.0
-    until: float = inf
-    gpu: int = 0
-    number: float = 0
-    name: str = "lost"
+    kind: FaultKind  # what is wrong
+    since: float = 0.0  # seconds after :data:`EPOCH` at which it begins
+    until: float = inf  # when it is over
+    gpu: int = 0  # the position of the device that it is about
+    number: float = 0  # as the kind says
+    name: str = "lost"  # as the kind says
 
 
 @dataclass(slots=True, eq=False)
 class Process:
-    """One process of the host; times are seconds after :data:`EPOCH`.
+    """One process of the host; times are seconds after :data:`EPOCH`."""
 
-    Attributes:
-        pid: in the host's namespace.
-        places: the program by the position of the device that it uses.
-        begin: when it starts.
-        end: when it is gone, and its memory with it.
-        user: who runs it.
-        command: the program's name.
-        framework: a key of :data:`LIBRARIES`; of another one the maps cannot be read.
-        owner: who answers for it, besides the user.
-        settings: environment variables that control GPU memory.
-        signs: what says that it is somebody's worker.
-        kinds: which of NVML's lists name it; with ``M`` the driver counts its work for the MPS server.
-        agent: it runs our agent.
-        rank: which rank of a distributed job it is.
-        starter: who started it; a launcher of its own unless told otherwise.
-        group: its process group and session; the launcher's unless told otherwise.
-        fates: what happens to it, and when.
-    """
-
-    pid: int
-    places: Mapping[int, Program]
-    begin: float = 0.0
-    end: float = inf
-    user: str = "ada"
-    command: str = "train.py"
-    framework: str = "torch"
-    owner: Owner | None = None
-    settings: tuple[tuple[str, str], ...] = ()
-    signs: tuple[str, ...] = ()
+    pid: int  # in the host's namespace
+    places: Mapping[int, Program]  # the program by the position of the device that it uses
+    begin: float = 0.0  # when it starts
+    end: float = inf  # when it is gone, and its memory with it
+    user: str = "ada"  # who runs it
+    command: str = "train.py"  # the program's name
+    framework: str = "torch"  # a key of :data:`LIBRARIES`; of another one the maps cannot be read
+    owner: Owner | None = None  # who answers for it, besides the user
+    settings: tuple[tuple[str, str], ...] = ()  # environment variables that control GPU memory
+    signs: tuple[str, ...] = ()  # what says that it is somebody's worker
+    # which of NVML's lists name it; with ``M`` the driver counts its work for the MPS server
     kinds: str = "C"
-    agent: bool = False
+    agent: bool = False  # it runs our agent
     cgroup: str = ""
-    rank: Rank | None = None
-    starter: ParentFacts | None = None
-    group: int | None = None
-    fates: dict[Fate, float] = field(default_factory=dict)
+    rank: Rank | None = None  # which rank of a distributed job it is
+    starter: ParentFacts | None = None  # who started it; a launcher of its own unless told otherwise
+    group: int | None = None  # its process group and session; the launcher's unless told otherwise
+    fates: dict[Fate, float] = field(default_factory=dict)  # what happens to it, and when
 
     @property
     def start(self) -> int:
@@ -185,7 +159,6 @@ class Process:
         return round((EPOCH - BOOT + self.begin) * TICKS)
 
     def met(self, fate: Fate, now: float) -> bool:
-        """Tell whether a fate applies to it at a moment."""
         return now >= self.fates.get(fate, inf)
 
     def listed(self, now: float) -> bool:
@@ -193,7 +166,6 @@ class Process:
         return self.begin <= now < self.end
 
     def parent(self, now: float) -> ParentFacts:
-        """Return its parent at a moment."""
         if self.met("orphaned", now):
             return ParentFacts(1, 1, "systemd", "systemd", init=True)
         return self.starter or ParentFacts(self.pid - 1, self.start - 50, "python", "launch.py", init=False)
@@ -201,25 +173,14 @@ class Process:
     def facts(self, now: float) -> ProcessFacts:
         """Return the facts that are read once for it."""
         return ProcessFacts(
-            pid=self.pid,
-            start=self.start,
-            uid=UID,
-            user=self.user,
-            comm=self.command[:15],
-            command=self.command,
-            signs=self.signs,
-            cgroup=(f"0::{self.cgroup}",) if self.cgroup else None,
-            owner=self.owner or Owner("user", self.user),
-            libraries=LIBRARIES.get(self.framework),
-            settings=self.settings,
-            parent=self.parent(now),
-            leader_alive=not self.met("orphaned", now),
-            uses_gpu=bool(self.places),
-            rank=self.rank,
-        )
+            pid=self.pid, start=self.start, uid=UID, user=self.user, comm=self.command[:15],
+            command=self.command, signs=self.signs, cgroup=(f"0::{self.cgroup}",) if self.cgroup else None,
+            owner=self.owner or Owner("user", self.user), libraries=LIBRARIES.get(self.framework),
+            settings=self.settings, parent=self.parent(now), leader_alive=not self.met("orphaned", now),
+            uses_gpu=bool(self.places), rank=self.rank,
+        )  # fmt: skip
 
     def row(self, now: float) -> ProcessRow:
-        """Return its row of /proc/PID/stat."""
         state, threads = "S", 12
         if self.met("zombie", now):
             state, threads = "Z", 1
@@ -256,37 +217,24 @@ def one_temperature(_: float) -> Mapping[str, HardwareValue]:
 
 @dataclass(slots=True, eq=False)
 class Gpu:
-    """One device: a GPU, a MIG instance, or the GPU that instances divide.
+    """One device: a GPU, a MIG instance, or the GPU that instances divide."""
 
-    Attributes:
-        index: NVML's number.
-        total: bytes.
-        reserved: bytes that the driver keeps.
-        unowned: bytes that no process holds, by time.
-        uuids: (from when, which one), so that a card can be replaced under its index; made of the index
-            where there is none.
-        parent: UUID of the GPU that this instance is a part of.
-        profile: of an instance.
-        instance: its id on its GPU.
-        divided: it is in MIG mode.
-        sensors: what the hardware says of itself, by time.
-        counters: it has GPM's counters, as GPUs since Hopper have.
-        says: fields of the device's reading as the driver gives them, whatever the processes do.
-        name: the product, as NVML names it; of an instance that of its GPU with ``MIG`` and the profile.
-    """
-
-    index: int = 0
-    total: int = 143_771 * MIB
-    reserved: int = RESERVED
-    unowned: Callable[[float], int] = lambda _: 14 * MIB
+    index: int = 0  # NVML's number
+    total: int = 143_771 * MIB  # bytes
+    reserved: int = RESERVED  # bytes that the driver keeps
+    unowned: Callable[[float], int] = lambda _: 14 * MIB  # bytes that no process holds, by time
+    # (from when, which one) of the cards under its index; made of the index where there is none
     uuids: tuple[tuple[float, str], ...] = ()
-    parent: str | None = None
-    profile: str | None = None
-    instance: int | None = None
-    divided: bool = False
+    parent: str | None = None  # UUID of the GPU that this instance is a part of
+    profile: str | None = None  # of an instance
+    instance: int | None = None  # its id on its GPU
+    divided: bool = False  # it is in MIG mode
+    # what the hardware says of itself, by time
     sensors: Callable[[float], Mapping[str, HardwareValue]] = one_temperature
-    counters: bool = True
+    counters: bool = True  # it has GPM's counters, as GPUs since Hopper have
+    # fields of the device's reading as the driver gives them, whatever the processes do
     says: dict[str, Any] = field(default_factory=dict)
+    # the product, as NVML names it; of an instance that of its GPU with ``MIG`` and the profile
     name: str = "NVIDIA H200"
 
     def uuid(self, now: float) -> str:
@@ -297,25 +245,15 @@ class Gpu:
 
 @dataclass(slots=True)
 class Host:
-    """A host, its devices and processes; each may be changed between two readings.
+    """A host, its devices and processes; each may be changed between two readings."""
 
-    Attributes:
-        gpus: the devices, instances behind the GPU that they divide.
-        processes: who has been, is and will be.
-        random: what chance decides: which utilisation samples miss work.
-        interval: seconds between two readings.
-        faults: what is wrong, and when.
-        schedulers: what they have reserved.
-        threads: whether the exporter looks at the holders' threads.
-    """
-
-    gpus: Sequence[Gpu]
-    processes: Sequence[Process]
-    random: Random
-    interval: float = 1.0
-    faults: Sequence[Fault] = ()
-    schedulers: tuple[Scheduler, ...] = ()
-    threads: bool = False
+    gpus: Sequence[Gpu]  # the devices, instances behind the GPU that they divide
+    processes: Sequence[Process]  # who has been, is and will be
+    random: Random  # what chance decides: which utilisation samples miss work
+    interval: float = 1.0  # seconds between two readings
+    faults: Sequence[Fault] = ()  # what is wrong, and when
+    schedulers: tuple[Scheduler, ...] = ()  # what they have reserved
+    threads: bool = False  # whether the exporter looks at the holders' threads
     _uses: dict[tuple[Process, int], Use] = field(default_factory=dict)
     _failures: Failures = field(default_factory=Failures)
     _told: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -331,11 +269,9 @@ class Host:
         return [process for process in self.processes if process.listed(now)]
 
     def present(self, kind: FaultKind, now: float) -> Iterator[Fault]:
-        """Yield the faults of a kind at a moment."""
         return (fault for fault in self.faults if fault.kind == kind and fault.since <= now < fault.until)
 
     def clock(self, now: float) -> float:
-        """Return the host's Unix time at a moment."""
         return EPOCH + now + self._ahead(now)
 
     def _ahead(self, now: float) -> float:
@@ -370,14 +306,15 @@ class Host:
         return replace(reading, **changes)
 
     def _full(self, outline: Reading, shown: Sequence[Process], now: float) -> Reading:
-        """Add what the driver, /proc and the schedulers report."""
-        alive = [process for process in shown if not process.met("dead", now)]
+        alive = [each for each in shown if not each.met("dead", now)]
         gone = {fault.gpu for fault in self.present("device gone", now)}
         devices = tuple(
-            self._device(gpu, shown, now, outline.time)
-            for place, gpu in enumerate(self.gpus)
-            if place not in gone
+            self._device(gpu, shown, now, outline.time) for n, gpu in enumerate(self.gpus) if n not in gone
         )
+        stuck, orphaned = ([each for each in alive if each.met(fate, now)] for fate in _TOLD)
+        hidden = [int(fault.number) for fault in self.present("hidden holder", now)]
+        failing = {fault.name for fault in self.present("collector", now)}
+        xids = [f for f in self.faults if f.kind == "xid" and now - self.interval < f.since <= now]
         return replace(
             outline,
             duration=0.01,
@@ -386,46 +323,23 @@ class Host:
             driver_version="580.159.04",
             cuda_version="13.0",
             devices=devices,
-            rows=tuple(process.row(now) for process in alive),
-            cpu_taken=tuple((process.pid, _quiet_cpu(process.pid, now)) for process in alive),
-            unseen=dict.fromkeys(
-                {process.pid for process in shown} - {process.pid for process in alive}, "gone"
-            ),
+            rows=tuple(each.row(now) for each in alive),
+            cpu_taken=tuple((each.pid, _quiet_cpu(each.pid, now)) for each in alive),
+            unseen=dict.fromkeys({each.pid for each in shown} - {each.pid for each in alive}, "gone"),
             waits=tuple(
-                DriverWait(
-                    process.pid,
-                    process.start,
-                    process.pid + 1,
-                    "os_acquire_mutex",
-                    now - process.fates["stuck"],
-                )
-                for process in alive
-                if process.met("stuck", now)
+                DriverWait(each.pid, each.start, each.pid + 1, "os_acquire_mutex", now - each.fates["stuck"])
+                for each in stuck
             ),
-            ties=tuple(
-                Ties(process.pid, process.start, adopted=True, worker=True, severed=1)
-                for process in alive
-                if process.met("orphaned", now)
-            ),
+            ties=tuple(Ties(each.pid, each.start, adopted=True, worker=True, severed=1) for each in orphaned),
             managed=tuple(self._mappings(alive, devices)),
             threads=tuple(self._looks(alive, now)) if self.threads else (),
-            ended={process.pid: "its pod has ended" for process in alive if process.met("unowned", now)},
+            ended={each.pid: "its pod has ended" for each in alive if each.met("unowned", now)},
             facts=tuple(self._news(shown, alive, now)),
-            hidden=tuple(
-                HiddenHolder(int(fault.number), int(fault.number) * 100, "cuda", "loader", "ada", (0,))
-                for fault in self.present("hidden holder", now)
-            ),
+            hidden=tuple(HiddenHolder(pid, pid * 100, "cuda", "loader", "ada", (0,)) for pid in hidden),
             hidden_unreadable=sum(int(fault.number) for fault in self.present("unreadable", now)),
-            events=tuple(
-                XidEvent(self.gpus[fault.gpu].uuid(now), int(fault.number), outline.time)
-                for fault in self.faults
-                if fault.kind == "xid" and now - self.interval < fault.since <= now
-            ),
+            events=tuple(XidEvent(self.gpus[f.gpu].uuid(now), int(f.number), outline.time) for f in xids),
             schedulers=self.schedulers,
-            collectors={
-                name: (all(fault.name != name for fault in self.present("collector", now)), 0.001)
-                for name in ("ledger", "process", "hidden")
-            },
+            collectors={name: (name not in failing, 0.001) for name in ("ledger", "process", "hidden")},
         )
 
     def _agents(self, shown: Sequence[Process], now: float) -> Iterator[Agent]:
@@ -477,22 +391,13 @@ class Host:
         for process in alive:
             if process.begin > now - LOOK_INTERVAL:
                 continue
-            ran = process in self._ran
-            wakes = round(2 * LOOK_INTERVAL)
+            ran, wakes = process in self._ran, round(2 * LOOK_INTERVAL)
             yield ThreadTimes(
-                process.pid,
-                process.start,
-                now - LOOK_INTERVAL,
-                now,
-                complete=True,
-                main_runs=3 * wakes if ran else 0,
-                main_cpu=0.2 * LOOK_INTERVAL if ran else 0.0,
-                other_runs=wakes,
-                other_cpu=wakes * HELPER_WAKE_CPU,
-                longest=HELPER_WAKE_CPU,
-                beyond=0.0,
-                python=None if ran else True,
-            )
+                process.pid, process.start, now - LOOK_INTERVAL, now, complete=True,
+                main_runs=3 * wakes if ran else 0, main_cpu=0.2 * LOOK_INTERVAL if ran else 0.0,
+                other_runs=wakes, other_cpu=wakes * HELPER_WAKE_CPU,
+                longest=HELPER_WAKE_CPU, beyond=0.0, python=None if ran else True,
+            )  # fmt: skip
         self._ran.clear()
 
     def _refused(self, now: float) -> dict[str, int]:
@@ -585,19 +490,11 @@ class Host:
         kernels = dict.fromkeys(("occupancy", "tensor", "fp32", "integer"), work / 4)
         kernels["integer"] += spins * 0.0016  # a collective that waited, on an H100
         return {
-            "seconds": self.interval,
-            "graphics": max(min(1.0, work + spins), 6e-5),
-            "sm": work + spins * 0.18,
-            **kernels,
-            "fp64": 0.0,
-            "fp16": 0.0,
-            "dram": max(work / 4, 4e-6),
-            "pcie_transmit": 4e5,
-            "pcie_receive": 2e5,
-            "video": 0.0,
-            "nvlink_transmit": 0.0,
+            "seconds": self.interval, "graphics": max(min(1.0, work + spins), 6e-5),
+            "sm": work + spins * 0.18, **kernels, "fp64": 0.0, "fp16": 0.0, "dram": max(work / 4, 4e-6),
+            "pcie_transmit": 4e5, "pcie_receive": 2e5, "video": 0.0, "nvlink_transmit": 0.0,
             "nvlink_receive": 0.0,
-        }
+        }  # fmt: skip
 
     def _seen(self, use: Use) -> bool:
         """Tell whether one of the driver's samples since the last reading, one a second, shows the work."""

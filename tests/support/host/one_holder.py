@@ -34,7 +34,6 @@ class OneHolder:
     """
 
     def __init__(self) -> None:
-        """Start a second before the first sample."""
         self.now = 0.0
         self.gpu = gpu(0)
         self.program = Fixed(10 * GIB)
@@ -43,11 +42,9 @@ class OneHolder:
         self.exporter = SimulatedExporter(self.host, idle_after=10.0)
 
     def reading(self, **changes: Any) -> Reading:  # noqa: ANN401 any field of a reading
-        """Return the reading of this moment."""
         return self.host.reading(self.now, **changes)
 
     def sample(self, after: float = 1.0, **changes: Any) -> Snapshot:  # noqa: ANN401
-        """Advance the time and take a sample."""
         self.now += after
         return self.exporter.sample(self.now, **changes)
 
@@ -56,13 +53,11 @@ class OneHolder:
         self.gpu.says.update(fields)
 
     def holding(self, after: float = 1.0) -> Holding:
-        """Take a sample and return the only holding."""
         (device,) = self.sample(after).devices
         (holding,) = device.holdings
         return holding
 
     def watch(self, seconds: int) -> Holding:
-        """Sample once a second and return the last holding."""
         for _ in range(seconds - 1):
             self.sample()
         return self.holding()
@@ -75,13 +70,9 @@ class OneHolder:
         """Start another process half a second from now with the holder's pid and this number of bytes."""
         self.program = Fixed(memory)
         self.holder = Process(
-            PID,
-            {0: self.program} if memory else {},
-            begin=self.now + 0.5,
-            user="ann",
-            framework="",
+            PID, {0: self.program} if memory else {}, begin=self.now + 0.5, user="ann", framework="",
             starter=SHELL,
-        )
+        )  # fmt: skip
         self.host.processes = [*self.host.processes, self.holder]
 
 

@@ -25,25 +25,16 @@ Report = Callable[[float, int], Pools]
 
 @dataclass(slots=True)
 class Torch:
-    """A program on torch's caching allocator.
+    """A program on torch's caching allocator."""
 
-    Attributes:
-        demand: bytes in tensors by age.
-        work: share of time with kernels, by age.
-        seen: share of seconds with work that leave a utilisation sample.
-        spread: what the allocator reserves above the highest allocation so far, as a share: fragments.
-        behind: bytes taken behind torch's back, by age.
-        limit: bytes that it can reserve at most; a demand beyond it is an OOM.
-        spiky: how far above ``demand`` the highest moment since the last sample was.
-    """
-
-    demand: Demand
-    work: Demand = lambda _: 0.8
-    seen: float = 0.9
+    demand: Demand  # bytes in tensors by age
+    work: Demand = lambda _: 0.8  # share of time with kernels, by age
+    seen: float = 0.9  # share of seconds with work that leave a utilisation sample
+    # what the allocator reserves above the highest allocation so far, as a share: fragments
     spread: Demand = lambda _: 0.04
-    behind: Demand = lambda _: 0.0
-    limit: float = math.inf
-    spiky: float = 1.0
+    behind: Demand = lambda _: 0.0  # bytes taken behind torch's back, by age
+    limit: float = math.inf  # bytes that it can reserve at most; a demand beyond it is an OOM
+    spiky: float = 1.0  # how far above ``demand`` the highest moment since the last sample was
     reserved: int = 0
     allocated_peak: int = 0
     retries: int = 0
@@ -51,7 +42,6 @@ class Torch:
     allocations: int = 0
 
     def use(self, age: float) -> Use:
-        """Allocate, reserve, report."""
         allocated = int(self.demand(age))
         need = max(allocated, int(min(allocated * self.spiky, self.limit)))
         wanted = -int(-need * (1 + self.spread(age)) // SEGMENT) * SEGMENT
@@ -67,20 +57,13 @@ class Torch:
         self.allocations += int(1000 * work)
         split = int((self.reserved - allocated) * 0.6)
         figures = {
-            "reserved": self.reserved,
-            "allocated": allocated,
-            "active": allocated,
-            "requested": int(allocated * 0.99),
-            "inactive_split": split,
-            "reserved_peak": self.reserved,
-            "allocated_peak": self.allocated_peak,
-            "reclaimable": self.reserved - allocated - split,
+            "reserved": self.reserved, "allocated": allocated, "active": allocated,
+            "requested": int(allocated * 0.99), "inactive_split": split, "reserved_peak": self.reserved,
+            "allocated_peak": self.allocated_peak, "reclaimable": self.reserved - allocated - split,
             "largest_free_block": int((self.reserved - allocated) * 0.3),
-            "private_pools": self.reserved // 50,
-            "alloc_retries": self.retries,
-            "ooms": self.ooms,
+            "private_pools": self.reserved // 50, "alloc_retries": self.retries, "ooms": self.ooms,
             "allocations": self.allocations,
-        }
+        }  # fmt: skip
         return Use(
             CONTEXT + CUBLAS + self.reserved + int(self.behind(age)), work, self.seen, {"torch": figures}
         )
@@ -96,7 +79,6 @@ class Held:
     report: Report = lambda _age, _memory: {}
 
     def use(self, age: float) -> Use:
-        """Hold and work."""
         memory = int(self.demand(age)) // MIB * MIB
         return Use(memory, self.work(age), self.seen, self.report(age, memory))
 
@@ -109,17 +91,14 @@ class Fixed:
     work: float = 0.0
 
     def use(self, _: float) -> Use:
-        """Hold and work."""
         return Use(self.memory, self.work)
 
 
 def steady(size: float) -> Demand:
-    """Need the same all the time."""
     return lambda _: size
 
 
 def idle(_: float) -> float:
-    """Do no work."""
     return 0.0
 
 
@@ -181,7 +160,6 @@ def in_bursts(random: Random, busy: float, quiet: float, level: float = 0.9) -> 
 
 
 def until(moment: float, before: Demand, after: Demand) -> Demand:
-    """Do one thing before a moment and another from then on."""
     return lambda age: before(age) if age < moment else after(age)
 
 
@@ -199,7 +177,6 @@ def tensorflow(in_use: Demand) -> Report:
 
 
 def jax(in_use: Demand) -> Report:
-    """Report the figures of JAX's memory_stats."""
     peak = 0
 
     def report(age: float, memory: int) -> Pools:
@@ -226,7 +203,6 @@ class WithPools:
     pools: Pools
 
     def use(self, age: float) -> Use:
-        """Do what the program does, and report the pools too."""
         use = self.program.use(age)
         return use._replace(pools={**use.pools, **self.pools})
 
@@ -238,5 +214,4 @@ class Steps:
     uses: list[tuple[float, Use]] = field(default_factory=list)
 
     def use(self, age: float) -> Use:
-        """Return the last use that has begun."""
         return [use for since, use in self.uses if since <= age][-1]

@@ -22,31 +22,19 @@ SCRAPE = 15.0
 
 @dataclass(slots=True)
 class Weather:
-    """What happens between an exporter and Prometheus; times are seconds after the beginning.
+    """What happens between an exporter and Prometheus; times are seconds after the beginning."""
 
-    Attributes:
-        missing: share of the scrapes that fail, alone or a few in a row.
-        down: spans in which nothing answers.
-        restarts: when the exporter is started again, with nothing remembered.
-        stalled: from when on it answers with the sample that it has, for ever.
-        unknown: from when on Prometheus has no such target.
-        most: holders of a device that the exporter shows one by one (``--processes.max``).
-        every: seconds from one scrape to the next.
-        says: series that the exporter gives otherwise than its parts here do, or that Prometheus itself has:
-            name and labels, with a value for each moment, None where there is none.
-    """
-
-    missing: float = 0.0
-    down: tuple[tuple[float, float], ...] = ()
-    restarts: tuple[float, ...] = ()
-    stalled: float = inf
-    unknown: float = inf
-    most: int = 100
-    every: float = SCRAPE
+    missing: float = 0.0  # share of the scrapes that fail, alone or a few in a row
+    down: tuple[tuple[float, float], ...] = ()  # spans in which nothing answers
+    restarts: tuple[float, ...] = ()  # when the exporter is started again, with nothing remembered
+    stalled: float = inf  # from when on it answers with the sample that it has, for ever
+    unknown: float = inf  # from when on Prometheus has no such target
+    most: int = 100  # holders of a device that the exporter shows one by one (``--processes.max``)
+    every: float = SCRAPE  # seconds from one scrape to the next
+    # name and labels of series that differ from the page, with a value for each moment, None for none
     says: Mapping[str, Callable[[float], float | None]] = field(default_factory=dict)
 
     def lines(self, page: list[str], now: float) -> list[str]:
-        """Return the lines of a page with what is said otherwise at a moment."""
         if not self.says:
             return page
         values = {series: value(now) for series, value in self.says.items()}
@@ -87,7 +75,6 @@ class SimulatedExporter:
     """The exporter on a simulated host: readings in, snapshots out, without a process and a port."""
 
     def __init__(self, host: Host, idle_after: float = IDLE_AFTER, told_after: float = 0.0) -> None:
-        """Start it; nothing is remembered."""
         self._told_after = told_after
         self.host = host
         self._idle_after = idle_after
@@ -101,7 +88,6 @@ class SimulatedExporter:
         )
 
     def sample(self, now: float, **changes: Any) -> Snapshot:  # noqa: ANN401 any field of a reading
-        """Take a sample; the changes are those of :meth:`Host.reading`."""
         return self.tracker.update(self.host.reading(now, **changes))
 
 

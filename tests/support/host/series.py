@@ -57,27 +57,18 @@ class Values:
 
 @dataclass(slots=True)
 class Trace:
-    """One host's scrapes.
+    """One host's scrapes."""
 
-    Attributes:
-        instance: label of the target.
-        job: label of the target.
-        every: seconds from one scrape to the next.
-        slots: scrapes so far, those before the beginning included.
-    """
-
-    instance: str
-    job: str = "vramledger"
-    every: float = SCRAPE
-    slots: int = field(init=False)
+    instance: str  # label of the target
+    job: str = "vramledger"  # label of the target
+    every: float = SCRAPE  # seconds from one scrape to the next
+    slots: int = field(init=False)  # scrapes so far, those before the beginning included
     _series: dict[str, Values] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Begin at the beginning of the simulation."""
         self.slots = int(EPOCH / self.every)
 
     def scraped(self, lines: Iterable[str]) -> None:
-        """Add one scrape: lines of a series and its value; a failed one has only ``up 0``."""
         slot, known = self.slots, self._series
         for line in lines:
             series, _, value = line.rpartition(" ")

@@ -3,8 +3,6 @@
 ``nvmlInit`` of the stand-in compares magic, version and size, so a difference shows at once.
 """
 
-from __future__ import annotations
-
 import re
 from ctypes import Structure, c_char, c_double, c_uint32, c_uint64, sizeof
 from pathlib import Path
@@ -53,41 +51,36 @@ class _Layout(Structure):
         raise AttributeError(name)
 
 
-class ProcessLayout(_Layout):
-    """Mirror ``struct process``."""
+def _u32(names: str) -> list[tuple[str, Any]]:
+    return [(name, c_uint32) for name in names.split()]
 
-    _fields_: ClassVar = [("bytes", c_uint64), ("pid", c_uint32), ("unused", c_uint32)]
+
+def _u64(names: str) -> list[tuple[str, Any]]:
+    return [(name, c_uint64) for name in names.split()]
+
+
+class ProcessLayout(_Layout):
+    _fields_: ClassVar = [*_u64("bytes"), *_u32("pid unused")]
 
 
 class ListLayout(_Layout):
-    """Mirror ``struct process_list``."""
-
     _fields_: ClassVar = [
-        ("count", c_uint32),
-        ("count_after_size_question", c_uint32),
+        *_u32("count count_after_size_question"),
         ("entries", ProcessLayout * MAX_PROCESSES),
     ]
 
 
 class SampleLayout(_Layout):
-    """Mirror ``struct utilization_sample``."""
-
-    _fields_: ClassVar = [
-        ("timestamp", c_uint64),
-        *((name, c_uint32) for name in ("pid", "sm", "memory", "encoder", "decoder", "unused")),
-    ]
+    _fields_: ClassVar = [*_u64("timestamp"), *_u32("pid sm memory encoder decoder unused")]
 
 
 class UnitLayout(_Layout):
-    """Mirror ``struct unit``."""
-
     _fields_: ClassVar = [
         ("uuid", c_char * 96),
         ("name", c_char * 96),
-        *((name, c_uint64) for name in ("total", "reserved", "used", "unattributed")),
-        *((name, c_uint32) for name in ("present", "gpu_instance", "compute_instance")),
-        *((name, c_uint32) for name in ("gpu_slices", "compute_slices", "unused")),
-        *((name, c_uint32) for name in ("numa_node", "placement_start", "placement_size", "padding")),
+        *_u64("total reserved used unattributed"),
+        *_u32("present gpu_instance compute_instance gpu_slices compute_slices unused"),
+        *_u32("numa_node placement_start placement_size padding"),
         ("lists", ListLayout * len(LISTS)),
         ("gpm_level", c_double * MAX_GPM_METRICS),
         ("gpm_total", c_double * MAX_GPM_METRICS),
@@ -95,93 +88,57 @@ class UnitLayout(_Layout):
 
 
 class LimitsLayout(_Layout):
-    """Mirror ``struct limits``."""
-
-    _fields_: ClassVar = [("cgroup", c_char * 256), *((name, c_uint64) for name in ("soft", "hard", "used"))]
+    _fields_: ClassVar = [("cgroup", c_char * 256), *_u64("soft hard used")]
 
 
 class DeviceLayout(_Layout):
-    """Mirror ``struct device``."""
-
     _fields_: ClassVar = [
         ("whole", UnitLayout),
         ("instances", UnitLayout * MAX_INSTANCES),
         ("bus_id", c_char * 32),
         ("serial", c_char * 32),
-        ("throttle_reasons", c_uint64),
-        ("energy", c_uint64),
+        *_u64("throttle_reasons energy"),
         ("ecc", c_uint64 * 2),
-        *((name, c_uint64) for name in ("bar1_total", "bar1_used", "event_types")),
-        *((name, c_uint32) for name in ("minor", "lost", "mig_mode")),
-        *((f"{name}_utilization", c_uint32) for name in ("gpu", "memory", "encoder", "decoder")),
-        *(
-            (name, c_uint32)
-            for name in ("temperature", "memory_temperature", "recovery_action", "power", "power_limit")
-        ),
+        *_u64("bar1_total bar1_used event_types"),
+        *_u32("minor lost mig_mode"),
+        *_u32("gpu_utilization memory_utilization encoder_utilization decoder_utilization"),
+        *_u32("temperature memory_temperature recovery_action power power_limit"),
         ("clocks", c_uint32 * 4),
         ("max_clocks", c_uint32 * 4),
-        ("performance_state", c_uint32),
-        ("fan_speed", c_uint32),
+        *_u32("performance_state fan_speed"),
         ("remapped_rows", c_uint32 * 4),
-        ("pcie_transmit", c_uint32),
-        ("pcie_receive", c_uint32),
-        *((f"pcie_{name}", c_uint32) for name in ("generation", "max_generation", "width", "max_width")),
-        *((name, c_uint32) for name in ("capability_major", "capability_minor", "persistence")),
-        *((name, c_uint32) for name in ("gpm_supported", "gpm_last_metric", "addressing_mode")),
-        *((name, c_uint32) for name in ("virtualization_mode", "limit_count", "spare")),
-        ("gpu_utilization_peak", c_uint32),
-        ("sample_count", c_uint32),
+        *_u32("pcie_transmit pcie_receive"),
+        *_u32("pcie_generation pcie_max_generation pcie_width pcie_max_width"),
+        *_u32("capability_major capability_minor persistence gpm_supported gpm_last_metric addressing_mode"),
+        *_u32("virtualization_mode limit_count spare gpu_utilization_peak sample_count"),
         ("samples", SampleLayout * MAX_PROCESSES),
         ("limits", LimitsLayout * MAX_LIMITS),
     ]
 
 
 class EventLayout(_Layout):
-    """Mirror ``struct event``."""
-
-    _fields_: ClassVar = [
-        ("type", c_uint64),
-        ("data", c_uint64),
-        *((name, c_uint32) for name in ("device", "gpu_instance", "compute_instance", "unused")),
-    ]
+    _fields_: ClassVar = [*_u64("type data"), *_u32("device gpu_instance compute_instance unused")]
 
 
 class ControlLayout(_Layout):
-    """Mirror ``struct control``."""
-
     _fields_: ClassVar = [
         *((name, c_uint64 * (MAX_DEVICES + 1)) for name in ("calls", "failed", "spoiled")),
-        ("error", c_uint32 * (MAX_DEVICES + 1)),
-        ("hang", c_uint32 * (MAX_DEVICES + 1)),
-        ("latency_us", c_uint32),
-        ("unused", c_uint32),
+        *((name, c_uint32 * (MAX_DEVICES + 1)) for name in ("error", "hang")),
+        *_u32("latency_us unused"),
     ]
 
 
 class ChaosLayout(_Layout):
-    """Mirror ``struct chaos``."""
-
-    _fields_: ClassVar = [
-        *((name, c_uint64) for name in ("random", "codes", "injected")),
-        *((name, c_uint32) for name in ("fail", "spoil", "grow", "slow", "slow_us", "unused")),
-    ]
+    _fields_: ClassVar = [*_u64("random codes injected"), *_u32("fail spoil grow slow slow_us unused")]
 
 
 class StateLayout(_Layout):
-    """Mirror ``struct state``."""
-
     _fields_: ClassVar = [
-        ("magic", c_uint64),
-        ("version", c_uint32),
-        ("size", c_uint32),
-        ("driver_error", c_uint32),
-        ("driver_epoch", c_uint32),
-        ("device_count", c_uint32),
-        ("cuda_version", c_uint32),
+        *_u64("magic"),
+        *_u32("version size driver_error driver_epoch device_count cuda_version"),
         ("driver_version", c_char * 96),
-        ("confidential", c_uint32),
-        ("developer_tools", c_uint32),
-        ("event_count", c_uint64),
+        *_u32("confidential developer_tools"),
+        *_u64("event_count"),
         ("chaos", ChaosLayout),
         ("events", EventLayout * MAX_EVENTS),
         ("controls", ControlLayout * len(FUNCTIONS)),

@@ -55,22 +55,13 @@ class Code(enum.IntEnum):
 _PROCESS_LISTS = [f"nvmlDeviceGet{kind}RunningProcesses" for kind in ("Compute", "Graphics", "MPSCompute")]
 
 OLD_DRIVER = (
-    "nvmlDeviceGetMemoryInfo_v2",
     *(f"{name}_v3" for name in _PROCESS_LISTS),
-    "nvmlDeviceGetRunningProcessDetailList",
-    "nvmlDeviceGetConfComputeMemSizeInfo",
-    "nvmlDeviceGetCurrentClocksEventReasons",
-    "nvmlDeviceGetTemperatureV",
-    "nvmlDeviceGetNumaNodeId",
-    "nvmlDeviceGetAddressingMode",
-    "nvmlDeviceGetMemoryLimits_v1",
-    "nvmlGpmQueryDeviceSupport",
-    "nvmlGpmSampleAlloc",
-    "nvmlGpmSampleFree",
-    "nvmlGpmSampleGet",
-    "nvmlGpmMigSampleGet",
-    "nvmlGpmMetricsGet",
-)
+    *(f"nvmlDeviceGet{name}" for name in (
+        "MemoryInfo_v2", "RunningProcessDetailList", "ConfComputeMemSizeInfo", "CurrentClocksEventReasons",
+        "TemperatureV", "NumaNodeId", "AddressingMode", "MemoryLimits_v1")),
+    *(f"nvmlGpm{name}" for name in (
+        "QueryDeviceSupport", "SampleAlloc", "SampleFree", "SampleGet", "MigSampleGet", "MetricsGet")),
+)  # fmt: skip
 """For ``without``: the functions that a driver of the 470 series does not have."""
 
 VERY_OLD_DRIVER = (*OLD_DRIVER, *(f"{name}_v2" for name in _PROCESS_LISTS))
@@ -79,43 +70,20 @@ VERY_OLD_DRIVER = (*OLD_DRIVER, *(f"{name}_v2" for name in _PROCESS_LISTS))
 LEGACY_535_DRIVER = ("nvmlDeviceGetRunningProcessDetailList",)
 """For ``without``: a 535.43 driver, whose v3 process lists have longer entries."""
 
+_DEVICE_US = {
+    "UtilizationRates": 1, "PerformanceState": 1, "MinorNumber": 1, "Name": 1, "UUID": 1, "Temperature": 1,
+    "CurrentClocksThrottleReasons": 1, "CurrentClocksEventReasons": 1, "TemperatureV": 1, "ClockInfo": 2,
+    "TotalEccErrors": 2, "RemappedRows": 2, "PowerUsage": 5, "MemoryInfo": 5, "MemoryInfo_v2": 5,
+    "BAR1MemoryInfo": 114, "MigMode": 114, "ProcessUtilization": 1850, "Samples": 1850, "FieldValues": 3050,
+    "TotalEnergyConsumption": 3050, "PcieThroughput": 20800,
+}  # fmt: skip
+
 MEASURED_ON_H200: Mapping[str, int] = {
-    "nvmlInit": 9600,
-    "nvmlInit_v2": 9600,
-    "nvmlInitWithFlags": 9600,
-    **dict.fromkeys(
-        (
-            "nvmlDeviceGetUtilizationRates",
-            "nvmlDeviceGetPerformanceState",
-            "nvmlDeviceGetMinorNumber",
-            "nvmlDeviceGetName",
-            "nvmlDeviceGetUUID",
-            "nvmlDeviceGetCurrentClocksThrottleReasons",
-            "nvmlDeviceGetCurrentClocksEventReasons",
-            "nvmlDeviceGetTemperature",
-            "nvmlDeviceGetTemperatureV",
-        ),
-        1,
-    ),
-    "nvmlDeviceGetClockInfo": 2,
-    "nvmlDeviceGetTotalEccErrors": 2,
-    "nvmlDeviceGetRemappedRows": 2,
-    "nvmlDeviceGetPowerUsage": 5,
-    "nvmlDeviceGetMemoryInfo": 5,
-    "nvmlDeviceGetMemoryInfo_v2": 5,
-    **dict.fromkeys((f"{_PROCESS_LISTS[0]}{version}" for version in ("", "_v2", "_v3")), 34),
-    **dict.fromkeys(
-        (f"{name}{version}" for name in _PROCESS_LISTS[1:] for version in ("", "_v2", "_v3")), 12
-    ),
-    "nvmlDeviceGetBAR1MemoryInfo": 114,
-    "nvmlDeviceGetMigMode": 114,
-    "nvmlDeviceGetProcessUtilization": 1850,
-    "nvmlDeviceGetSamples": 1850,
-    "nvmlDeviceGetTotalEnergyConsumption": 3050,
-    "nvmlDeviceGetFieldValues": 3050,
-    "nvmlDeviceGetPcieThroughput": 20800,
-    "nvmlGpmSampleGet": 230,
-    "nvmlGpmMigSampleGet": 230,
+    **dict.fromkeys(("nvmlInit", "nvmlInit_v2", "nvmlInitWithFlags"), 9600),
+    **{f"nvmlDeviceGet{name}": microseconds for name, microseconds in _DEVICE_US.items()},
+    **{f"{_PROCESS_LISTS[0]}{version}": 34 for version in ("", "_v2", "_v3")},
+    **{f"{name}{version}": 12 for name in _PROCESS_LISTS[1:] for version in ("", "_v2", "_v3")},
+    **dict.fromkeys(("nvmlGpmSampleGet", "nvmlGpmMigSampleGet"), 230),
     "nvmlGpmMetricsGet": 20,
 }
 """Median µs of a call on one H200, driver 580.159.04; functions that are not named took about 1 µs."""
@@ -128,22 +96,14 @@ GPM_METRICS: Mapping[str, int] = {
 }  # fmt: skip
 """The metrics of GPM that the stand-in has, by NVML's number: percent, and MiB/s for the links."""
 
-IDLE_GPM: Mapping[str, float] = {
-    **dict.fromkeys(GPM_METRICS, 0.0),
-    "graphics": 0.006,
-    "dram": 0.0004,
-    "pcie_transmit": 0.4,
-    "pcie_receive": 0.2,
-}
+IDLE_GPM = dict.fromkeys(GPM_METRICS, 0.0) | {
+    "graphics": 0.006, "dram": 0.0004, "pcie_transmit": 0.4, "pcie_receive": 0.2,
+}  # fmt: skip
 """What an H200 says of a second in which nothing ran."""
 
 
 def compiler() -> list[str]:
-    """Return the command of a C compiler.
-
-    Raises:
-        RuntimeError: there is none; the message says what to install.
-    """
+    """Return the command of a C compiler. Raises RuntimeError, which says what to install."""
     for name in ("cc", "gcc", "clang"):
         if path := shutil.which(name):
             return [path]
@@ -158,13 +118,7 @@ _compiled: dict[str, bytes] = {}
 
 
 def build(directory: Path, *, without: Iterable[str] = ()) -> Path:
-    """Put ``libnvidia-ml.so.1`` below ``directory`` once per source and return its path.
-
-    ``without`` names functions that the library shall not have.
-
-    Raises:
-        RuntimeError: there is no compiler, or it fails; the message says which.
-    """
+    """Put ``libnvidia-ml.so.1``, without some functions, below ``directory``; return its path."""
     absent = sorted(set(without))
     flags = []
     # nvitop's rule, which our driver module shares: these two symbols show a 535.43 driver.
@@ -201,29 +155,29 @@ def _compile(fresh: Path, absent: list[str], flags: list[str]) -> None:
         raise RuntimeError(message)
 
 
+class _Field:
+    """A field of the state file as a number, or as text, of the structure that the owner calls ``place``."""
+
+    def __init__(self, name: str, place: str) -> None:
+        self._name, self._place = name, place
+
+    def __get__(self, owner: object, kind: type) -> Any:  # noqa: ANN401  # ctypes fields have no static types
+        value = getattr(getattr(owner, self._place), self._name)
+        return value.decode() if isinstance(value, bytes) else value
+
+    def __set__(self, owner: object, value: str | int) -> None:
+        told = value.encode() if isinstance(value, str) else value
+        setattr(getattr(owner, self._place), self._name, told)
+
+
 class Unit:
     """A device with memory and holders: a whole GPU, or a MIG instance of it."""
 
+    uuid, name = _Field("uuid", "_unit"), _Field("name", "_unit")
+    numa_node = _Field("numa_node", "_unit")  # NOT_SUPPORTED_32 where the memory is no node
+
     def __init__(self, raw: Any) -> None:  # noqa: ANN401  # ctypes fields have no static types
         self._unit = raw
-
-    @property
-    def uuid(self) -> str:
-        """The identity that NVML reports."""
-        return str(self._unit.uuid.decode())
-
-    @uuid.setter
-    def uuid(self, value: str) -> None:
-        self._unit.uuid = value.encode()
-
-    @property
-    def name(self) -> str:
-        """The product name."""
-        return str(self._unit.name.decode())
-
-    @name.setter
-    def name(self, value: str) -> None:
-        self._unit.name = value.encode()
 
     def set_memory(
         self,
@@ -240,15 +194,6 @@ class Unit:
             self._unit.reserved = reserved
         self._unit.used = used
         self._unit.unattributed = unattributed
-
-    @property
-    def numa_node(self) -> int:
-        """The number of the NUMA node that the memory is; ``NOT_SUPPORTED_32`` where it is none."""
-        return int(self._unit.numa_node)
-
-    @numa_node.setter
-    def numa_node(self, value: int) -> None:
-        self._unit.numa_node = value
 
     def place(self, start: int, size: int) -> None:
         """Say in which of the GPU's memory slices the instance begins, and how many it has."""
@@ -300,6 +245,8 @@ class Unit:
 class Device(Unit):
     """One GPU of the stand-in."""
 
+    lost = _Field("lost", "raw")  # it has fallen off the bus
+
     def __init__(self, raw: Any, index: int) -> None:  # noqa: ANN401
         super().__init__(raw.whole)
         self.raw = raw
@@ -317,15 +264,6 @@ class Device(Unit):
                 getattr(self.raw, name)[:] = value
             else:
                 setattr(self.raw, name, value)
-
-    @property
-    def lost(self) -> bool:
-        """Whether the GPU has fallen off the bus."""
-        return bool(self.raw.lost)
-
-    @lost.setter
-    def lost(self, value: bool) -> None:
-        self.raw.lost = value
 
     def limit(self, cgroup: str, *, soft: int = 0, hard: int = NOT_AVAILABLE, used: int = 0) -> None:
         """Say what a cgroup, by its whole path, may take of the device, and what it has."""
@@ -420,6 +358,9 @@ class StandIn:
     :meth:`in_this_process`.
     """
 
+    device_count = _Field("device_count", "state")
+    driver_error = _Field("driver_error", "state")  # every function's answer while it is not 0 (a Code)
+
     def __init__(self, directory: Path, library: Path, *, devices: int = 1) -> None:
         self.library = library
         self.path = directory / "standin.state"
@@ -448,31 +389,14 @@ class StandIn:
         device.numa_node = NOT_SUPPORTED_32
         device.raw.whole.gpu_instance = device.raw.whole.compute_instance = 2**32 - 1
         device.set(
-            bus_id=f"00000000:{index + 11:02X}:00.0",
-            serial=f"165000000000{index:02d}",
-            minor=index,
-            throttle_reasons=1,
-            energy=5_000_000,
-            bar1_total=256 * GIB,
-            bar1_used=2 * MIB,
-            event_types=0xFF9F,
-            temperature=31,
-            memory_temperature=35,
-            power=76_000,
-            power_limit=700_000,
-            clocks=(345, 345, 3201, 765),
-            max_clocks=(1980, 1980, 3201, 1980),
-            pcie_generation=5,
-            pcie_max_generation=5,
-            pcie_width=16,
-            pcie_max_width=16,
-            capability_major=9,
-            persistence=1,
-            gpm_supported=1,
-            addressing_mode=0,
-            virtualization_mode=0,
+            bus_id=f"00000000:{index + 11:02X}:00.0", serial=f"165000000000{index:02d}", minor=index,
+            throttle_reasons=1, energy=5_000_000, bar1_total=256 * GIB, bar1_used=2 * MIB, event_types=0xFF9F,
+            temperature=31, memory_temperature=35, power=76_000, power_limit=700_000,
+            clocks=(345, 345, 3201, 765), max_clocks=(1980, 1980, 3201, 1980),
+            pcie_generation=5, pcie_max_generation=5, pcie_width=16, pcie_max_width=16, capability_major=9,
+            persistence=1, gpm_supported=1, addressing_mode=0, virtualization_mode=0,
             gpm_last_metric=layout.MAX_GPM_METRICS - 1,
-        )
+        )  # fmt: skip
 
     def __enter__(self) -> StandIn:  # noqa: PYI034  # typing has Self from 3.11 on
         return self
@@ -512,24 +436,6 @@ class StandIn:
         """Return the GPU at an NVML index; one beyond :attr:`device_count` is prepared, not listed."""
         return Device(self.state.devices[index], index)
 
-    @property
-    def device_count(self) -> int:
-        """How many GPUs the driver has."""
-        return int(self.state.device_count)
-
-    @device_count.setter
-    def device_count(self, value: int) -> None:
-        self.state.device_count = value
-
-    @property
-    def driver_error(self) -> int:
-        """The answer of every function while it is not 0 (a :class:`Code`)."""
-        return int(self.state.driver_error)
-
-    @driver_error.setter
-    def driver_error(self, value: int) -> None:
-        self.state.driver_error = value
-
     def reload_driver(self) -> None:
         """Make every process that has initialised NVML uninitialised, as a driver reload does."""
         self.state.driver_epoch += 1
@@ -564,11 +470,7 @@ class StandIn:
         return int(sum(counts) if device is None else counts[device])
 
     def wait_for_call(self, function: str, more_than: int = 0, *, timeout: float = 30.0) -> None:
-        """Wait until a function was called more often than that.
-
-        Raises:
-            TimeoutError: it was not, in ``timeout`` seconds.
-        """
+        """Wait until a function was called more often than that. Raises TimeoutError after ``timeout``."""
         deadline = time.monotonic() + timeout
         while self.calls(function) <= more_than:
             if time.monotonic() > deadline:
@@ -580,24 +482,14 @@ class StandIn:
         self,
         *,
         codes: Iterable[int] = (),
-        fail: float = 0.0,
-        spoil: float = 0.0,
-        grow: float = 0.0,
-        slow: float = 0.0,
+        fail: float = 0.0,  # share of the calls that fail
+        spoil: float = 0.0,  # share of the calls that succeed with garbage, which is never zero
+        grow: float = 0.0,  # share of the questions for a list that say it has grown
+        slow: float = 0.0,  # share of the calls that take ``slow_us`` microseconds
         slow_us: int = 0,
-        seed: int | None = None,
+        seed: int | None = None,  # of the random numbers; None continues with the last ones
     ) -> None:
-        """Let calls fail by chance from now on; without arguments none do.
-
-        Args:
-            codes: return codes of the calls that fail, one as likely as the other.
-            fail: share of the calls that fail.
-            spoil: share of the calls that succeed with garbage, which is never zero.
-            grow: share of the questions for a list that say it has grown.
-            slow: share of the calls that take ``slow_us`` microseconds.
-            slow_us: how long those take.
-            seed: of the random numbers; None continues with the last ones.
-        """
+        """Let calls fail by chance from now on, each code as likely as another; without arguments none do."""
         chaos = self.state.chaos
         if seed is not None:
             chaos.random = seed

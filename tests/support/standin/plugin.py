@@ -1,7 +1,5 @@
 """Fixtures for tests that need a driver: a conftest imports them by name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -37,12 +37,9 @@ def open_files(devices: Path, stage: Stage) -> OpenFiles:
     """Give a function that starts a process with these files open, or mapped where the name ends in ``+``."""
 
     def start(*names: str) -> Player:
-        return stage.start(
-            *(
-                ("map_file" if name.endswith("+") else "open_file", str(devices / name.rstrip("+")))
-                for name in names
-            )
-        )
+        orders = ("map_file" if name.endswith("+") else "open_file" for name in names)
+        files = (str(devices / name.rstrip("+")) for name in names)
+        return stage.start(*zip(orders, files, strict=True))
 
     return start
 
@@ -62,10 +59,9 @@ def _finish(search: HiddenSearch, listed: set[int] | None = None) -> tuple[Hidde
 
 def test_hidden_holders_are_found_and_told_apart(host: Host, devices: Path, open_files: OpenFiles) -> None:
     """CUDA programs, monitors and others with a device open are found; control files do not count."""
-    cuda = open_files(
-        "nvidia1+", "nvidia0", "nvidia1", "nvidiactl", "libnvidia-ml.so.1+", "libcuda.so.580.1+"
-    )
-    monitor = open_files("nvidia0", "nvidiactl+", "libnvidia-ml.so.1+", "libcuda.so.580.1+")
+    libraries = ("libnvidia-ml.so.1+", "libcuda.so.580.1+")
+    cuda = open_files("nvidia1+", "nvidia0", "nvidia1", "nvidiactl", *libraries)
+    monitor = open_files("nvidia0", "nvidiactl+", *libraries)
     other = open_files("nvidia1")
     open_files("nvidiactl+", "nvidia-uvm", "libcuda.so.580.1+")
     found = _finish(HiddenSearch(host, (), devices=f"{devices}/nvidia"))
@@ -74,9 +70,7 @@ def test_hidden_holders_are_found_and_told_apart(host: Host, devices: Path, open
         [(cuda.pid, "cuda", (0, 1)), (monitor.pid, "monitor", (0,)), (other.pid, "unknown", (1,))]
     )
     for each in found:
-        row = sure(rows[each.pid])
-        assert each.start == row.start
-        assert each.command == "player.py"
+        assert (each.start, each.command) == (sure(rows[each.pid]).start, "player.py")
 
 
 def test_a_forked_worker_has_its_parents_files(host: Host, devices: Path, open_files: OpenFiles) -> None:
@@ -158,9 +152,8 @@ def test_a_step_keeps_its_budget_and_a_round_its_pause(proc: FakeProc) -> None:
 
     for pid in range(100, 200):
         proc.add(pid)
-        (proc.root / str(pid) / "fd").mkdir()
-    holder = proc.root / "199/fd/5"
-    holder.symlink_to("/dev/nvidia3")
+        proc.hold(pid, *["/dev/nvidia3"] * (pid == 199))
+    holder = proc.root / "199/fd/0"
     search = HiddenSearch(Host(proc.root), (), round_interval=30.0, clock=clock)
     steps = 0
 
@@ -191,8 +184,7 @@ def test_a_hanging_look_is_given_up(proc: FakeProc) -> None:
     """A holder whose memory cannot be read is reported as unknown, and the round ends."""
     now = 0.0
     proc.add(42, comm=b"stuck")
-    (proc.root / "42/fd").mkdir()
-    (proc.root / "42/fd/5").symlink_to("/dev/nvidia0")
+    proc.hold(42, "/dev/nvidia0")
     path = proc.hang(42, "maps")
     search = HiddenSearch(Host(proc.root), (), clock=lambda: now)
 
@@ -216,8 +208,7 @@ def test_partly_read_mappings_prove_nothing(
     library = b"7f00-7f01 r-xp 0 00:00 1 /usr/lib/libnvidia-ml.so.1\n"
     device = b"7f00-7f01 rw-s 0 00:06 1 /dev/nvidia0\n"
     proc.add(42, maps=library + b"7f00-7f01 r--p 0 00:00 0\n" * 4000 + device)
-    (proc.root / "42/fd").mkdir()
-    (proc.root / "42/fd/5").symlink_to("/dev/nvidia0")
+    proc.hold(42, "/dev/nvidia0")
     monkeypatch.setattr(hidden_holders, "_MAPS_CAP", cap)
     search = HiddenSearch(Host(proc.root), ())
     (found,) = _finish(search)
@@ -248,8 +239,7 @@ def test_a_proc_that_hides_processes_is_not_nobody(hidden_proc: Path) -> None:
 def test_what_is_found_counts_though_not_all_may_be_looked_into(proc: FakeProc) -> None:
     """A holder that was seen is known; when it has ended, nothing is known about the others."""
     proc.add(42)
-    (proc.root / "42/fd").mkdir()
-    (proc.root / "42/fd/5").symlink_to("/dev/nvidia0")
+    proc.hold(42, "/dev/nvidia0")
     (proc.root / "1").rename(proc.root / "init")  # not shown
     search = HiddenSearch(Host(proc.root), ())
     assert [each.pid for each in _finish(search)] == [42]
@@ -266,10 +256,7 @@ CROWDED = 5000
 def test_a_crowd_of_files_hides_nobody(proc: FakeProc, maps: bytes) -> None:
     """Of a process with many files the mappings tell whether it has a context, and no file costs."""
     proc.add(42, maps=b"7f00-7f01 r-xp 0 00:00 1 /usr/lib/libc.so.6\n" + maps)
-    (proc.root / "42/fd").mkdir()
-    for number in range(CROWDED):
-        (proc.root / f"42/fd/{number}").symlink_to("/dev/null")
-    (proc.root / f"42/fd/{CROWDED}").symlink_to("/dev/nvidia3")
+    proc.hold(42, *["/dev/null"] * CROWDED, "/dev/nvidia3")
     search = HiddenSearch(Host(proc.root), ())
     found = _finish(search)
     assert [(each.pid, each.kind, each.minors) for each in found] == ([(42, "cuda", (3,))] if maps else [])
@@ -281,9 +268,7 @@ def test_a_crowd_whose_mappings_are_unread_is_somebody(
 ) -> None:
     """Where neither its files nor its mappings are all read, it is not known whether it has a context."""
     proc.add(42, maps=b"7f00-7f01 r--p 0 00:00 0\n" * 4000)
-    (proc.root / "42/fd").mkdir()
-    for number in range(CROWDED):
-        (proc.root / f"42/fd/{number}").symlink_to("/dev/null")
+    proc.hold(42, *["/dev/null"] * CROWDED)
     monkeypatch.setattr(hidden_holders, "_MAPS_CAP", 64 * 1024)
     search = HiddenSearch(Host(proc.root), ())
     _complete(search)
@@ -294,13 +279,12 @@ def test_a_round_without_an_end_is_not_nobody(proc: FakeProc) -> None:
     """A search that takes too long says that nothing is known, and forgets what an earlier one has found."""
     now = 0.0
     proc.add(42)
-    (proc.root / "42/fd").mkdir()
-    (proc.root / "42/fd/5").symlink_to("/dev/nvidia0")
+    proc.hold(42, "/dev/nvidia0")
     search = HiddenSearch(Host(proc.root), (), clock=lambda: now)
     _complete(search)
     for pid in range(1000, 1200):
         proc.add(pid)
-        (proc.root / str(pid) / "fd").mkdir()
+        proc.hold(pid)
     now = 31.0
     seen = []
     for _ in range(12):

@@ -39,12 +39,23 @@ def test_the_boot_time_follows_a_clock_that_is_set() -> None:
         assert host.started_at(host.ticks) == pytest.approx(real + moved + 1)
 
 
+WSL = "5.15.167.4-microsoft-standard-WSL2"
+FIRST = "pid:[4026531836]"
+
+
 @pytest.mark.parametrize(
-    ("link", "expected"), [("pid:[4026531836]", True), ("pid:[4026532177]", False), (None, None)]
-)
-def test_the_pid_namespace_has_its_inode(proc: FakeProc, link: str | None, expected: bool | None) -> None:
-    """Only the kernel's first PID namespace is the host's; if it cannot be read, it is not known."""
+    ("link", "kernel", "expected"),
+    [(FIRST, "6.8.0-40-generic", True), (FIRST, None, True), ("pid:[4026532177]", None, False),
+     (None, None, None), (FIRST, WSL, False)],
+)  # fmt: skip
+def test_the_pid_namespace_has_its_inode(
+    proc: FakeProc, link: str | None, kernel: str | None, expected: bool | None
+) -> None:
+    """Only the kernel's first PID namespace is the host's, and in WSL2 it has not every holder of the GPU."""
     (proc.root / "self/ns").mkdir(parents=True)
+    if kernel is not None:
+        (proc.root / "sys/kernel").mkdir(parents=True)
+        (proc.root / "sys/kernel/osrelease").write_text(f"{kernel}\n")
     if link is not None:
         (proc.root / "self/ns/pid").symlink_to(link)
     assert Host(proc.root).pid_namespace() is expected
@@ -80,37 +91,20 @@ def test_a_process_hidden_by_hidepid_is_denied(hidden_proc: Path, host: Host) ->
         os.seteuid(0)
 
 
-def test_wsl_is_not_the_host(tmp_path: Path) -> None:
-    """WSL2 has the kernel's first PID namespace, and yet not every holder of its GPU."""
-    (tmp_path / "self/ns").mkdir(parents=True)
-    (tmp_path / "self/ns/pid").symlink_to("pid:[4026531836]")
-    (tmp_path / "stat").write_text("btime 1700000000\n")
-    (tmp_path / "sys/kernel").mkdir(parents=True)
-    release = tmp_path / "sys/kernel/osrelease"
-    release.write_text("6.8.0-40-generic\n")
-    assert Host(tmp_path).pid_namespace() is True
-    release.write_text("5.15.167.4-microsoft-standard-WSL2\n")
-    assert Host(tmp_path).pid_namespace() is False
-
-
 def test_cpu_time_of_another_process() -> None:
     """The CPU time of a process is what that process itself sees, and it grows with its work only."""
     code = "import time\nwhile True:\n input()\n sum(range(300_000))\n print(time.process_time(), flush=True)"
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1) as process:
         host, seen = Host(Path("/proc")), []
         for _ in range(2):
-            process.stdin.write("\n")
-            process.stdin.flush()
+            sure(process.stdin).write("\n")
             own = float(sure(process.stdout).readline())
             # It has printed, and goes back to its next input: that takes some microseconds of its own.
-            seen.append((host.cpu_seconds(process.pid), own))
+            seen.append((sure(host.cpu_seconds(process.pid)), own))
         process.kill()
     (first, own_first), (second, own_second) = seen
-    assert first is not None
-    assert second is not None
     assert own_first <= first + 1e-4 < second
     assert second - first == pytest.approx(own_second - own_first, rel=0.2, abs=0.002)
     assert host.cpu_seconds(process.pid) is None, "it has ended"
@@ -139,18 +133,15 @@ def test_another_program_has_another_number(host: Host) -> None:
     """A process that executes a program, the same one too, keeps pid and start, and has another number."""
     wait = "import os, sys; print(flush=True); sys.stdin.readline()"
     command = [sys.executable, "-c", f"{wait}; os.execv(sys.executable, [sys.executable, '-c', {wait!r}])"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdin is not None
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1) as child:
         rows = []
         for _ in range(2):
             sure(child.stdout).readline()
-            rows.append(host.row(child.pid))
+            rows.append(sure(host.row(child.pid)))
             assert rows[-1] == host.row(child.pid)
-            child.stdin.write("\n")
-            child.stdin.flush()
+            sure(child.stdin).write("\n")
     before, after = rows
-    assert before is not None
-    assert after is not None
     assert before.program != after.program != 0 != before.program
     assert before._replace(program=0, state="") == after._replace(program=0, state="")
 

@@ -1,7 +1,6 @@
 """Facts of real processes, checked against psutil and the system calls, in every process tree."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,9 +8,9 @@ import psutil
 import pytest
 
 from tests.support.players.stage import parent_of
-from tests.support.players.tree import Cast, Tree
-from tests.support.players.trees import containers, launchers, services, states
-from tests.support.players.trees.catalogue import HEALTHY, LEFTOVERS, OTHERS
+from tests.support.players.tree import Cast
+from tests.support.players.trees import containers, states
+from tests.support.players.trees.catalogue import HEALTHY, LEFTOVERS
 from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from vramledger.model.reading import ProcessFacts, ProcessRow
@@ -19,12 +18,6 @@ from vramledger.readers.hosts.host import Host
 
 PROC = Path("/proc")
 ADOPTED = "whoever adopts"
-LETTERS = {
-    psutil.STATUS_RUNNING: "R",
-    psutil.STATUS_SLEEPING: "S",
-    psutil.STATUS_STOPPED: "T",
-    psutil.STATUS_ZOMBIE: "Z",
-}
 
 
 class Seen(NamedTuple):
@@ -114,23 +107,8 @@ EXPECTED: dict[str, tuple[Seen, Seen]] = {
 TREES = {tree.name: tree for tree in (*HEALTHY, *LEFTOVERS)}
 
 
-@pytest.fixture(params=[TREES[name] for name in EXPECTED], ids=[*EXPECTED])
-def tree(request: pytest.FixtureRequest) -> Tree:
-    """Choose each of the trees whose facts differ."""
-    chosen: Tree = request.param
-    return chosen
-
-
-@pytest.fixture
-def cast(tree: Tree) -> Iterator[Cast]:
-    """Set the tree up."""
-    with tree.play() as cast:
-        yield cast
-
-
 @pytest.fixture
 def host() -> Host:
-    """Look at this very host."""
     return Host(PROC)
 
 
@@ -147,10 +125,7 @@ def _leads(leader: int, holder: int, parent: int, launcher: int | None) -> str:
     return names.get(leader, "other")
 
 
-WORKER_SIGNS = (
-    *("LOCAL_RANK", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"),
-    "RAY_RAYLET_PID",
-)
+WORKER_SIGNS = "LOCAL_RANK TORCHELASTIC_RUN_ID OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK RAY_RAYLET_PID".split()
 
 
 def _has_variable(pid: int, name: str) -> bool:
@@ -186,13 +161,15 @@ def _check(host: Host, cast: Cast, expected: Seen) -> None:
         assert parent.init is (parent.pid == 1 or _row(host, parent.pid).ppid == 0)
 
 
-def test_facts_tell_the_moments_before_and_after(host: Host, tree: Tree, cast: Cast) -> None:
+@pytest.mark.parametrize("name", EXPECTED)
+def test_facts_tell_the_moments_before_and_after(host: Host, name: str) -> None:
     """All evidence for the states is read right, before the launcher ends and after."""
-    before, after = EXPECTED[tree.name]
-    _check(host, cast, before)
-    _check_rows(host, cast)
-    cast.lose_launcher()
-    _check(host, cast, after)
+    before, after = EXPECTED[name]
+    with TREES[name].play() as cast:
+        _check(host, cast, before)
+        _check_rows(host, cast)
+        cast.lose_launcher()
+        _check(host, cast, after)
 
 
 def _check_rows(host: Host, cast: Cast) -> None:
@@ -205,17 +182,9 @@ def _check_rows(host: Host, cast: Cast) -> None:
             "the holder does not come to rest",
         )
         row, facts = _row(host, pid), _facts(host, pid)
-        assert row == ProcessRow(
-            pid=pid,
-            start=row.start,
-            state="S",
-            ppid=process.ppid(),
-            pgrp=os.getpgid(pid),
-            session=os.getsid(pid),
-            tty=row.tty,
-            threads=process.num_threads(),
-            program=row.program,
-        )
+        pgrp, session, threads = os.getpgid(pid), os.getsid(pid), process.num_threads()
+        kept = (row.tty, threads, row.program)
+        assert row == ProcessRow(pid, row.start, "S", process.ppid(), pgrp, session, *kept)
         assert (row.tty != 0) == holder.order("has_terminal")
         assert host.boot_time + row.start / host.ticks == pytest.approx(process.create_time(), abs=0.1)
         assert (facts.uid, facts.user) == (process.uids().real, process.username())
@@ -232,34 +201,7 @@ def test_a_container_shows_its_own_pids(host: Host) -> None:
     assert (child.parent.pid, child.parent.init) == (main.pid, True)
 
 
-def test_only_a_service_main_process_counts_as_one(host: Host) -> None:
-    """The variable that systemd gives to a service's main process marks only that process."""
-    with services.systemd_service.play() as cast:
-        assert _facts(host, cast.pids[0]).service_main
-    with launchers.dataloader_forked.play() as cast:
-        assert not _facts(host, cast.pids[0]).service_main
-
-
-@pytest.mark.parametrize("tree", OTHERS[:3], ids=lambda tree: str(tree.name))
-def test_states_of_the_kernel_are_passed_on(host: Host, tree: Tree) -> None:
-    """A zombie, a zombie leader and a stopped process have the kernel's letter, and psutil's."""
-    with tree.play() as cast:
-        row = _row(host, cast.pids[0])
-        assert row.state == LETTERS[psutil.Process(row.pid).status()]
-        assert row.state == {"stopped": "T"}.get(tree.watched.state, "Z")
-        assert row.threads == (2 if tree is states.zombie_leader else 1)
-
-
 def test_a_zombie_leader_still_has_its_name(host: Host) -> None:
     """The command of a process whose main thread has ended is read from a live thread."""
     with states.zombie_leader.play() as cast:
         assert _facts(host, cast.pids[0]).command == "player.py"
-
-
-def test_a_reaped_process_is_gone(host: Host) -> None:
-    """A pid without a process is gone: it has no row and no facts."""
-    with states.stopped.play() as cast:
-        row = _row(host, cast.pids[0])
-    wait_until(lambda: not Path(f"/proc/{row.pid}").exists(), "init to reap it")
-    assert host.rows([row.pid]) == ((), {row.pid: "gone"})
-    assert host.facts(row) is None

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.sure import sure
 from tests.support.system_memory import write_host_memory, write_node
@@ -140,9 +141,7 @@ def test_a_driver_that_hides_its_reserve(uvm: Path) -> None:
     """Where the driver's reserve counts as used, nothing is read: the bytes may be the driver's own."""
     with program(uvm, BASE + GIB) as row:
         plain = device(row.pid, GIB)
-        hidden = DeviceReading(
-            0, "GPU-0", memory=sure(plain.memory)._replace(reserved=None), processes=plain.processes
-        )
+        hidden = replace(plain, memory=sure(plain.memory)._replace(reserved=None))
         assert ManagedMemoryReader("/proc").update([hidden], [row], 5.0) == ()
 
 
@@ -155,29 +154,19 @@ def test_this_host_has_memory() -> None:
     assert 0 < found.available <= found.total
 
 
-def test_the_figures_of_a_host_and_a_node(tmp_path: Path) -> None:
-    """Sizes become bytes, and a node's lines are read without their prefix."""
-    write_host_memory(tmp_path, total=1000, available=400)
+@pytest.mark.parametrize(("available", "free"), [(400, 400), (2000, 1000)])
+def test_the_figures_of_a_host_and_a_node(tmp_path: Path, available: int, free: int) -> None:
+    """Sizes become bytes, no estimate is above the total, and what the kernel cannot drop is read apart."""
+    write_host_memory(tmp_path, total=1000, available=available)
     write_node(tmp_path, 1, total=500, free=100, file=70, anonymous=30, kernel=9)
     memory = SystemMemory(str(tmp_path), tmp_path)
-    assert memory.host() == HostMemory(1000 * KIB, 400 * KIB)
-    assert memory.node(1) == NodeMemory(1, 500 * KIB, 100 * KIB, 70 * KIB, 30 * KIB, 9 * KIB)
+    assert memory.host() == HostMemory(1000 * KIB, free * KIB)
+    figures = (1, 500 * KIB, 100 * KIB, 70 * KIB, 30 * KIB, 9 * KIB)
+    assert memory.node(1) == NodeMemory(*figures)
     assert memory.has_processors(1) is False
-
-
-def test_shared_memory_of_a_node_is_read_apart(tmp_path: Path) -> None:
-    """The kernel cannot drop shared memory and tmpfs, which it counts among the pages of files."""
-    write_node(tmp_path, 1, total=500, free=100, file=70, anonymous=30, kernel=9)
-    meminfo = tmp_path / "sys/devices/system/node/node1/meminfo"
-    meminfo.write_text(meminfo.read_text("ascii") + "Node 1 Shmem:  50 kB\n", "ascii")
-    node = sure(SystemMemory(str(tmp_path), tmp_path).node(1))
-    assert (node.file, node.shared) == (70 * KIB, 50 * KIB)
-
-
-def test_more_available_than_there_is_is_all_of_it(tmp_path: Path) -> None:
-    """The kernel's estimate never makes free memory larger than the total."""
-    write_host_memory(tmp_path, total=1000, available=2000)
-    assert SystemMemory(str(tmp_path), tmp_path).host() == HostMemory(1000 * KIB, 1000 * KIB)
+    with (tmp_path / "sys/devices/system/node/node1/meminfo").open("a") as meminfo:
+        meminfo.write("Node 1 Shmem:  50 kB\n")
+    assert memory.node(1) == NodeMemory(*figures, shared=50 * KIB)
 
 
 @pytest.mark.parametrize(

@@ -47,12 +47,11 @@ def wsgi(environ, start_response):
 """
 
 
-class Program:
+class Program(NamedTuple):
     """A server or a notebook, and what gives it work."""
 
-    def __init__(self, pid: int, ask: Callable[[], object] | None = None) -> None:
-        self.pid = pid
-        self.ask = ask
+    pid: int
+    ask: Callable[[], object] | None
 
 
 def _server(
@@ -101,18 +100,13 @@ manager.shutdown_kernel(now=True)
 
 
 def _notebook(ending: ExitStack, _: Path, *, asked: bool) -> Program:
-    client = ending.enter_context(
-        subprocess.Popen(
-            [sys.executable, "-c", NOTEBOOK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-    )
-    told, answers = client.stdin, client.stdout
-    assert told is not None
-    assert answers is not None
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", NOTEBOOK]
+    client = ending.enter_context(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1))
+    told, answers = sure(client.stdin), sure(client.stdout)
 
     def ask() -> None:
         told.write("\n")
-        told.flush()
         while answers.readline() not in ("done\n", ""):
             pass
 
@@ -177,9 +171,8 @@ def _look(programs: dict[tuple[str, bool], Program], over: threading.Event) -> S
         looks += times
         reading = Reading(time.time(), time.monotonic(), devices=(device,), threads=tuple(times))
         found = dict(tracker.update(reading, after_gap=False))
-        if number >= LOOKS and any(
-            pid == idle and _steady(each) >= 2 * PERIOD for (pid, _), each in found.items()
-        ):
+        rhythm = [_steady(each) for (pid, _), each in found.items() if pid == idle]
+        if number >= LOOKS and rhythm and rhythm[0] >= 2 * PERIOD:
             break
         over.wait(PERIOD)
     known = {pid: each for (pid, _), each in found.items()}

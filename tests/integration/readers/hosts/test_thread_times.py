@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -55,18 +55,12 @@ class CommandedProgram:
         inside = [(told[0], answers[1]) for told, answers in pipes]
         self.helpers = [(told[1], answers[0]) for told, answers in pipes]
         specs = [f"{told}:{answers}:{name}" for (told, answers), name in zip(inside, names, strict=True)]
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *specs],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=[number for pair in inside for number in pair],
-        )
-        for number in (number for pair in inside for number in pair):
+        command, numbers = [sys.executable, "-c", PROGRAM, *specs], [each for pair in inside for each in pair]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, pass_fds=numbers)
+        for number in numbers:
             os.close(number)
-        stdin, stdout = self.process.stdin, self.process.stdout
-        if stdin is None or stdout is None:  # pragma: no cover - PIPE gives both
-            raise RuntimeError
-        self.main = (stdin.fileno(), stdout.fileno())
+        self.main = (sure(self.process.stdin).fileno(), sure(self.process.stdout).fileno())
         self.pid = self.process.pid
         for _, answers in (self.main, *self.helpers):
             os.read(answers, 1)
@@ -74,11 +68,7 @@ class CommandedProgram:
 
     @property
     def row(self) -> ProcessRow:
-        """What the kernel says of it now."""
-        row = read_row("/proc", self.pid)
-        if row is None:  # pragma: no cover - it lives
-            raise RuntimeError
-        return row
+        return sure(read_row("/proc", self.pid))
 
     def tell(self, thread: tuple[int, int], command: str, times: int = 1) -> None:
         """Let a thread do something this often, and wait until all threads sleep again."""
@@ -93,10 +83,10 @@ class CommandedProgram:
 
     def _states(self) -> Iterator[str]:
         for stat in Path(f"/proc/{self.pid}/task").glob("*/stat"):
-            yield stat.read_text().rpartition(")")[2].split()[0]
+            with suppress(FileNotFoundError):  # the thread has ended
+                yield stat.read_text().rpartition(")")[2].split()[0]
 
     def end(self) -> None:
-        """Kill it."""
         self.process.kill()
         self.process.communicate()
         for pair in self.helpers:
@@ -104,27 +94,40 @@ class CommandedProgram:
                 os.close(number)
 
 
+Order = tuple[tuple[int, int], str, int]
+"""A thread of a program, its command, and how often."""
+
+
 class Looking:
-    """A reader with a clock that the test sets: between two looks pass as many seconds as it says."""
+    """A program that was looked at once; between two looks pass as many seconds as the test says."""
 
-    def __init__(self, root: str = "/proc", cpu: Callable[[int], float | None] | None = None) -> None:
-        self.now = 1000.0
-        self.reader = ThreadTimesReader(root, cpu or Host(Path("/proc")).cpu_seconds, clock=lambda: self.now)
+    def __init__(self, program: CommandedProgram, root: str = "/proc") -> None:
+        self.now, self.program = 1000.0, program
+        self.reader = ThreadTimesReader(root, Host(Path("/proc")).cpu_seconds, clock=lambda: self.now)
+        assert self.look() is None, "one look alone says nothing"
 
-    def look(self, program: CommandedProgram, *, after: float = 30.0, gpus: int = 1) -> ThreadTimes | None:
+    def look(self, *, after: float = 30.0, gpus: int = 1) -> ThreadTimes | None:
         """Look at the program; return what ran since the look before, None if there was none."""
         self.now += after
-        entry = ProcessEntry(program.pid, 2**30, "C")
+        entry = ProcessEntry(self.program.pid, 2**30, "C")
         devices = [DeviceReading(number, f"GPU-{number}", processes=(entry,)) for number in range(gpus)]
-        self.reader.update(devices, [program.row])
+        self.reader.update(devices, [self.program.row])
         self.reader.search()
-        found = self.reader.update(devices, [program.row])
+        found = self.reader.update(devices, [self.program.row])
         return found[0] if found else None
+
+    def told(self, *orders: Order, gpus: int = 1) -> ThreadTimes:
+        """Give the program orders, and return what ran since the look before."""
+        for order in orders:
+            self.program.tell(*order)
+        return sure(self.look(gpus=gpus))
+
+
+Start = Callable[..., CommandedProgram]
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., CommandedProgram]]:
-    """Start programs, and end them with the test."""
+def start() -> Iterator[Start]:
     with ExitStack() as ending:
 
         def begin(*names: str) -> CommandedProgram:
@@ -135,118 +138,75 @@ def start() -> Iterator[Callable[..., CommandedProgram]]:
         yield begin
 
 
-def looked(program: CommandedProgram, **how: object) -> Looking:
-    """Return a reader that has looked at the program once."""
-    looking = Looking(**how)  # type: ignore[arg-type]
-    assert looking.look(program) is None, "one look alone says nothing"
-    return looking
-
-
-def test_program_that_does_nothing_is_still(start: Callable[..., CommandedProgram]) -> None:
+def test_program_that_does_nothing_is_still(start: Start) -> None:
     """No thread of it has run, and that is known of all the time between the looks."""
-    program = start("", "pool")
-    looking = looked(program)
-    found = sure(looking.look(program))
-    assert found.still
-    assert (found.since, found.until) == (1030.0, 1060.0)
+    found = Looking(start("", "pool")).told()
+    assert (found.still, found.since, found.until) == (True, 1030.0, 1060.0)
 
 
-def test_any_thread_that_runs_is_told_from_the_main_one(start: Callable[..., CommandedProgram]) -> None:
+def test_any_thread_that_runs_is_told_from_the_main_one(start: Start) -> None:
     """The main thread and the others are counted apart, with their CPU time."""
     program = start("")
-    looking = looked(program)
-    program.tell(program.main, ".", 3)
-    by_main = looking.look(program)
-    program.tell(program.helpers[0], "w", 2)
-    by_other = looking.look(program)
-    assert by_main is not None
-    assert by_other is not None
+    looking = Looking(program)
+    by_main = looking.told((program.main, ".", 3))
+    by_other = looking.told((program.helpers[0], "w", 2))
     assert by_main.main_runs >= 3
-    assert by_main.other_runs == 0
-    assert (by_other.main_runs, by_other.still) == (0, False)
+    assert (by_main.other_runs, by_other.main_runs, by_other.still) == (0, 0, False)
     assert by_other.other_runs >= 2
     assert sure(by_other.longest) > 0.001
 
 
-def test_thread_that_lived_between_two_looks_does_not_hide(start: Callable[..., CommandedProgram]) -> None:
+def test_thread_that_lived_between_two_looks_does_not_hide(start: Start) -> None:
     """Whoever started it had to run; one that stays is counted as new."""
     program = start("")
-    looking = looked(program)
-    program.tell(program.helpers[0], "t")
-    short = looking.look(program)
-    program.tell(program.helpers[0], "k")
-    stays = looking.look(program)
-    assert short is not None
-    assert stays is not None
-    assert (short.still, short.changed) == (False, 0)
-    assert (stays.still, stays.changed) == (False, 1)
+    looking = Looking(program)
+    for command, new in (("t", 0), ("k", 1)):
+        found = looking.told((program.helpers[0], command, 1))
+        assert (found.still, found.changed) == (False, new)
 
 
-def test_program_that_replaces_itself_has_run(start: Callable[..., CommandedProgram]) -> None:
+def test_program_that_replaces_itself_has_run(start: Start) -> None:
     """``exec`` keeps the pid and the start time; the other threads end, and the main one ran."""
     program = start("", "pool")
-    looking = looked(program)
-    program.tell(program.main, "x")
-    found = sure(looking.look(program))
-    assert not found.still
-    assert found.changed == 2
-    assert found.main_runs > 0
+    found = Looking(program).told((program.main, "x", 1))
+    assert (found.still, found.changed, found.main_runs > 0) == (False, 2, True)
 
 
-def test_a_thread_like_the_drivers_does_not_count(start: Callable[..., CommandedProgram]) -> None:
+def test_a_thread_like_the_drivers_does_not_count(start: Start) -> None:
     """In a program that does nothing, the driver's thread goes on ten times a second."""
     program = start("", DRIVER)
-    looking = looked(program)
-    program.tell(program.helpers[1], ".", 300)
-    quiet = looking.look(program)
-    program.tell(program.helpers[1], ".", 300)
-    program.tell(program.helpers[0], ".")
-    worked = sure(looking.look(program))
-    assert sure(quiet).still
-    assert not worked.still
-    assert worked.other_runs >= 1
-    assert worked.python is True
+    looking, ticks = Looking(program), (program.helpers[1], ".", 300)
+    assert looking.told(ticks).still
+    worked = looking.told(ticks, (program.helpers[0], ".", 1))
+    assert (worked.still, worked.other_runs >= 1, worked.python) == (False, True, True)
 
 
 @pytest.mark.parametrize(
     ("times", "command"), [(1, "."), (30, "w"), (600, ".")], ids=["seldom", "long", "often"]
 )
-def test_the_drivers_name_excuses_none(
-    start: Callable[..., CommandedProgram], times: int, command: str
-) -> None:
+def test_the_drivers_name_excuses_none(start: Start, times: int, command: str) -> None:
     """A worker of that name that runs seldom, long or often counts as any other thread."""
     program = start(DRIVER)
-    looking = looked(program)
-    program.tell(program.helpers[0], command, times)
-    found = sure(looking.look(program))
-    assert not found.still
-    assert found.other_runs >= times
+    found = Looking(program).told((program.helpers[0], command, times))
+    assert (found.still, found.other_runs >= times) == (False, True)
 
 
-def test_one_gpu_excuses_one_thread(start: Callable[..., CommandedProgram]) -> None:
+def test_one_gpu_excuses_one_thread(start: Start) -> None:
     """Beside the driver's own thread, a worker of its name and rhythm counts; on two GPUs there are two."""
     program = start(DRIVER, DRIVER)
-    looking = looked(program)
-    for helper in program.helpers:
-        program.tell(helper, ".", 300)
-    on_one = looking.look(program)
-    for helper in program.helpers:
-        program.tell(helper, ".", 300)
-    on_two = sure(looking.look(program, gpus=2))
-    assert not sure(on_one).still
-    assert on_two.still
+    looking, ticks = Looking(program), [(helper, ".", 300) for helper in program.helpers]
+    assert not looking.told(*ticks).still
+    assert looking.told(*ticks, gpus=2).still
 
 
-def test_worker_that_wakes_up_is_looked_at_at_once(start: Callable[..., CommandedProgram]) -> None:
+def test_worker_that_wakes_up_is_looked_at_at_once(start: Start) -> None:
     """A main thread that slept and runs is seen in the next sample, not at the next look."""
     program = start()
-    looking = looked(program)
-    still = sure(looking.look(program))
-    assert still.still
-    assert looking.look(program, after=1.0) is None
+    looking = Looking(program)
+    assert looking.told().still
+    assert looking.look(after=1.0) is None
     program.tell(program.main, ".")
-    found = sure(looking.look(program, after=1.0))
-    assert found.main_runs > 0
+    assert sure(looking.look(after=1.0)).main_runs > 0
 
 
 def copy_of(program: CommandedProgram, root: Path) -> None:
@@ -260,9 +220,7 @@ def copy_of(program: CommandedProgram, root: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["missing", "zeros"])
-def test_context_switches_for_schedstat(
-    start: Callable[..., CommandedProgram], tmp_path: Path, how: str
-) -> None:
+def test_context_switches_for_schedstat(start: Start, tmp_path: Path, how: str) -> None:
     """A kernel without statistics has no such file, or writes zeros into it: they are not quiet."""
     program = start(DRIVER, "")
 
@@ -272,38 +230,29 @@ def test_context_switches_for_schedstat(
             file.unlink() if how == "missing" else file.write_text("0 0 0\n")
 
     copy()
-    looking = looked(program, root=str(tmp_path))
-    copy()
-    still = looking.look(program)
-    program.tell(program.helpers[0], ".", 300)
-    copy()
-    driver = looking.look(program)
-    program.tell(program.helpers[1], ".")
-    copy()
-    worked = sure(looking.look(program))
-    assert sure(still).still
-    assert sure(driver).still
-    assert not worked.still
-    assert worked.other_runs >= 1
-    assert worked.other_cpu is None
+    looking, seen = Looking(program, str(tmp_path)), []
+    for order in ((program.main, ".", 0), (program.helpers[0], ".", 300), (program.helpers[1], ".", 1)):
+        program.tell(*order)
+        copy()
+        seen.append(looking.told())
+    assert [each.still for each in seen] == [True, True, False]
+    assert (seen[2].other_runs >= 1, seen[2].other_cpu) == (True, None)
 
 
-def test_what_may_not_be_read_is_not_known(start: Callable[..., CommandedProgram], tmp_path: Path) -> None:
+def test_what_may_not_be_read_is_not_known(start: Start, tmp_path: Path) -> None:
     """A process one thread of which cannot be read is never called still."""
     program = start("")
     copy_of(program, tmp_path)
-    looking = looked(program, root=str(tmp_path))
+    looking = Looking(program, str(tmp_path))
     thread = next(each for each in tmp_path.glob("*/task/*") if each.name != str(program.pid))
     (thread / "schedstat").write_text("garbage")
-    unreadable = sure(looking.look(program))
-    assert not unreadable.complete
-    assert not unreadable.still
-    assert looking.reader.unreadable == 1
+    unreadable = looking.told()
+    assert (unreadable.complete, unreadable.still, looking.reader.unreadable) == (False, False, 1)
     copy_of(program, tmp_path)
-    assert looking.look(program) is None, "after that, a first look again says nothing"
+    assert looking.look() is None, "after that, a first look again says nothing"
 
 
-def test_many_threads_are_spread_over_samples(start: Callable[..., CommandedProgram], tmp_path: Path) -> None:
+def test_many_threads_are_spread_over_samples(start: Start, tmp_path: Path) -> None:
     """A server with 2,000 threads takes some samples to look at; of one with far more nothing is known."""
     program = start("")
     copy_of(program, tmp_path)
@@ -312,7 +261,6 @@ def test_many_threads_are_spread_over_samples(start: Callable[..., CommandedProg
         place = tasks / str(10_000_000 + number)
         place.mkdir()
         (place / "schedstat").write_text("1000000 0 5\n")
-    ticking = Looking(str(tmp_path))
     reads = 0
 
     def clock() -> float:
@@ -330,8 +278,7 @@ def test_many_threads_are_spread_over_samples(start: Callable[..., CommandedProg
         turns += 1
         reads += 3_000_000 if turns % 20 == 0 else 0
     assert 10 < turns < 1000
-    assert ticking.look(program) is None
+    ticking = Looking(program, str(tmp_path))
     for number in range(THREADS_MAX):
         (tasks / str(20_000_000 + number)).mkdir()
-    found = sure(ticking.look(program))
-    assert not found.complete
+    assert not ticking.told().complete

@@ -30,7 +30,6 @@ HOST = Host(Path("/proc"))
 
 
 def found(*holders: Player) -> dict[int, Ties]:
-    """Return what ties these players."""
     rows, _ = HOST.rows([each.pid for each in holders])
     watched = [Watched(row, facts, row.ppid) for row in rows if (facts := HOST.facts(row)) is not None]
     return {each.pid: each for each in find_ties("/proc", watched, host_namespace=True)}
@@ -43,7 +42,6 @@ def reading(*holders: Player) -> Context:
 
 
 def rank(launcher: Player) -> Player:
-    """Let a player start a rank that is tied to it."""
     return launcher.start(env={"OMPI_COMM_WORLD_RANK": "0"}, tie="socket")
 
 
@@ -238,10 +236,11 @@ def test_a_look_that_fails_is_told_and_taken_again(stage: Stage, monkeypatch: py
 def frozen(*players: Player) -> Iterator[None]:
     """Freeze players, as the pause of a container does."""
     require_root()
-    place, state = Path("/sys/fs/cgroup/freezer/vramledger-test"), "freezer.state"
-    frozen, thawed = "FROZEN", "THAWED"
+    place, frozen, thawed = Path("/sys/fs/cgroup/freezer/vramledger-test"), "FROZEN", "THAWED"
+    state, told = place / "freezer.state", place / "freezer.state"
     if not place.parent.exists():
-        place, state, frozen, thawed = Path("/sys/fs/cgroup/vramledger-test"), "cgroup.freeze", "1", "0"
+        place, frozen, thawed = Path("/sys/fs/cgroup/vramledger-test"), "1", "0"
+        state, told = place / "cgroup.freeze", place / "cgroup.events"
     try:
         place.mkdir()
     except OSError:
@@ -249,14 +248,11 @@ def frozen(*players: Player) -> Iterator[None]:
     try:
         for each in players:
             (place / "cgroup.procs").write_text(str(each.pid), encoding="ascii")
-        (place / state).write_text(frozen, encoding="ascii")
-        told = place / ("freezer.state" if frozen == "FROZEN" else "cgroup.events")
-        wait_until(
-            lambda: told.read_text(encoding="ascii").strip().endswith(("FROZEN", "frozen 1")), "the frost"
-        )
+        state.write_text(frozen)
+        wait_until(lambda: told.read_text().strip().endswith(("FROZEN", "frozen 1")), "the frost")
         yield
     finally:
-        (place / state).write_text(thawed, encoding="ascii")
+        state.write_text(thawed)
         for each in players:
             with suppress(OSError):
                 (place.parent / "cgroup.procs").write_text(str(each.pid), encoding="ascii")

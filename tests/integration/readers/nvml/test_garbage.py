@@ -3,44 +3,24 @@
 import pynvml
 import pytest
 
+from tests.support.nvml_readers import ALL, Open, read
 from tests.support.standin.library import GIB, MIB, Code, StandIn
 from tests.support.sure import sure
-from vramledger.config import SamplingConfig
 from vramledger.errors import DriverError
-from vramledger.model.reading import DeviceReading
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.driver import Driver
 from vramledger.readers.nvml.hardware import SLOW_INTERVAL
 
-ALL = frozenset(SamplingConfig().collectors) | {"pcie"}
 PIDS = [(7, GIB), (8, 2 * GIB)]
 
 
-def opened() -> DeviceReader:
-    """Return a reader of the only GPU."""
-    (reader,) = Driver.open().readers(ALL)
-    reader.open()
-    return reader
-
-
-def read(reader: DeviceReader, monotonic: float = 0.0) -> DeviceReading:
-    """Read the only GPU."""
-    (reading,) = reader.read(1_790_000_000.0, monotonic)
-    return reading
-
-
 @pytest.fixture
-def reader(standin_here: StandIn) -> DeviceReader:
+def reader(standin_here: StandIn, open_readers: Open) -> DeviceReader:
     """Return a reader of a GPU with two holders, which has been read once."""
     standin_here.device(0).set_processes(PIDS)
-    reader = opened()
+    (reader,) = open_readers()
     assert read(reader).error is None
     return reader
-
-
-def spoil(standin: StandIn) -> None:
-    """Make every answer garbage."""
-    standin.chaos(spoil=1.0, seed=3)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -59,13 +39,13 @@ def test_garbage_is_no_answer(standin_here: StandIn, reader: DeviceReader, seed:
 
 def test_a_garbage_uuid_is_no_new_gpu(standin_here: StandIn) -> None:
     """A GPU whose UUID is garbage has none, until it reports its own."""
-    spoil(standin_here)
-    (reader,) = (DeviceReader(pynvml, 0, ALL),)
+    standin_here.chaos(spoil=1.0, seed=3)
+    reader = DeviceReader(pynvml, 0, ALL)
     with pytest.raises(DriverError):
         Driver.open()  # its count is garbage, too
     standin_here.chaos()
     Driver.open()
-    spoil(standin_here)
+    standin_here.chaos(spoil=1.0, seed=3)
     reader.open()
     assert reader.uuid == "GPU-unknown-0"
     standin_here.chaos()
@@ -112,9 +92,12 @@ def test_what_worked_failed(standin_here: StandIn, reader: DeviceReader, functio
 
 
 def test_what_failed_is_asked_again_at_once(standin_here: StandIn, reader: DeviceReader) -> None:
-    """A slow query that failed is repeated in the next sample; the others are not."""
+    """A slow query that failed has no old value, and is repeated in the next sample; the others are not."""
     standin_here.fail("nvmlDeviceGetTotalEnergyConsumption", Code.UNKNOWN)
-    assert "device_energy_joules_total" in read(reader, SLOW_INTERVAL).failed
+    for second in (SLOW_INTERVAL, SLOW_INTERVAL + 0.5):
+        failed = read(reader, second)
+        assert failed.failed == ("device_energy_joules_total",)
+        assert "device_energy_joules_total" not in failed.hardware
     standin_here.fail("nvmlDeviceGetTotalEnergyConsumption", Code.SUCCESS)
     others = standin_here.calls("nvmlDeviceGetEnforcedPowerLimit")
     reading = read(reader, SLOW_INTERVAL + 1)

@@ -20,59 +20,29 @@ def test_hardware_is_in_base_units(standin_here: StandIn, reader: DeviceReader) 
     """mW, mJ, MHz, KiB and percent become watts, joules, hertz, bytes and ratios."""
     standin_here.fail("nvmlDeviceGetFanSpeed", Code.SUCCESS)
     standin_here.device(0).set(
-        temperature=61,
-        memory_temperature=72,
-        power=650_500,
-        power_limit=700_000,
-        energy=12_345,
-        clocks=(1500, 1400, 3201, 1200),
-        throttle_reasons=0b1000100,
-        performance_state=2,
-        fan_speed=40,
-        ecc=(7, 1),
-        remapped_rows=(3, 2, 1, 0),
-        recovery_action=4,
-        encoder_utilization=50,
-        decoder_utilization=25,
-        pcie_generation=4,
-        pcie_width=8,
-        bar1_total=2 * GIB,
-        bar1_used=MIB,
-        pcie_transmit=2,
-        pcie_receive=3,
-    )
+        temperature=61, memory_temperature=72, power=650_500, power_limit=700_000, energy=12_345,
+        clocks=(1500, 1400, 3201, 1200), throttle_reasons=0b1000100, performance_state=2, fan_speed=40,
+        ecc=(7, 1), remapped_rows=(3, 2, 1, 0), recovery_action=4, encoder_utilization=50,
+        decoder_utilization=25, pcie_generation=4, pcie_width=8, bar1_total=2 * GIB, bar1_used=MIB,
+        pcie_transmit=2, pcie_receive=3,
+    )  # fmt: skip
+    others = "gpu_idle applications_clocks_setting hw_slowdown sync_boost sw_thermal_slowdown"
+    others += " hw_power_brake_slowdown display_clock_setting"
+    throttle = {**dict.fromkeys(others.split(), 0), "sw_power_cap": 1, "hw_thermal_slowdown": 1}
     assert read(reader).hardware == {
-        "device_temperature_celsius": 61,
-        "device_memory_temperature_celsius": 72,
-        "device_power_watts": 650.5,
-        "device_power_limit_watts": 700,
-        "device_energy_joules_total": 12.345,
+        "device_temperature_celsius": 61, "device_memory_temperature_celsius": 72,
+        "device_power_watts": 650.5, "device_power_limit_watts": 700, "device_energy_joules_total": 12.345,
         "device_clock_hertz": {"graphics": 1500e6, "sm": 1400e6, "memory": 3201e6, "video": 1200e6},
-        "device_throttle_active": {
-            "gpu_idle": 0,
-            "applications_clocks_setting": 0,
-            "sw_power_cap": 1,
-            "hw_slowdown": 0,
-            "sync_boost": 0,
-            "sw_thermal_slowdown": 0,
-            "hw_thermal_slowdown": 1,
-            "hw_power_brake_slowdown": 0,
-            "display_clock_setting": 0,
-        },
-        "device_performance_state": 2,
-        "device_fan_speed_ratio": 0.4,
+        "device_throttle_active": throttle, "device_performance_state": 2, "device_fan_speed_ratio": 0.4,
         "device_ecc_errors_total": {"corrected": 7, "uncorrected": 1},
-        "device_remapped_rows": {"corrected": 3, "uncorrected": 2},
-        "device_row_remap_pending": 1,
-        "device_row_remap_failed": 0,
-        "device_recovery_action": {"drain_and_reset": 1},
-        "device_encoder_utilization_ratio": 0.5,
-        "device_decoder_utilization_ratio": 0.25,
+        "device_remapped_rows": {"corrected": 3, "uncorrected": 2}, "device_row_remap_pending": 1,
+        "device_row_remap_failed": 0, "device_recovery_action": {"drain_and_reset": 1},
+        "device_encoder_utilization_ratio": 0.5, "device_decoder_utilization_ratio": 0.25,
         "device_pcie_link_generation": {"current": 4, "max": 5},
         "device_pcie_link_width": {"current": 8, "max": 16},
         "device_bar1_memory_bytes": {"used": MIB, "total": 2 * GIB},
         "device_pcie_throughput_bytes_per_second": {"transmit": 2048, "receive": 3072},
-    }
+    }  # fmt: skip
 
 
 def test_every_family_of_the_table_can_be_read(standin_here: StandIn, reader: DeviceReader) -> None:
@@ -108,18 +78,6 @@ def test_expensive_readings_have_their_own_pace(standin_here: StandIn, reader: D
     assert counts == {**dict.fromkeys(SLOW_FUNCTIONS, 1), "PcieThroughput": 2, "FieldValues": 2}
     assert standin_here.calls("nvmlDeviceGetPowerUsage") == 10
     assert read(reader, 10.0).hardware["device_energy_joules_total"] == 6000
-
-
-def test_a_slow_reading_that_fails_is_not_kept(standin_here: StandIn, reader: DeviceReader) -> None:
-    """An old energy is not served as new: after a failure it is absent until it is read again."""
-    read(reader, 0.0)
-    standin_here.fail("nvmlDeviceGetTotalEnergyConsumption", Code.UNKNOWN)
-    for second in (10.0, 11.0):
-        reading = read(reader, second)
-        assert "device_energy_joules_total" not in reading.hardware
-        assert reading.failed == ("device_energy_joules_total",)
-    standin_here.fail("nvmlDeviceGetTotalEnergyConsumption", Code.SUCCESS)
-    assert "device_energy_joules_total" in read(reader, 20.0).hardware
 
 
 def test_a_collector_that_is_off_calls_nothing(standin_here: StandIn) -> None:

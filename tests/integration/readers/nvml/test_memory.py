@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nvml_readers import ALL, read
+from tests.support.nvml_readers import opened, read
+from tests.support.standin.layout import NOT_SUPPORTED_32
 from tests.support.standin.library import GIB, MIB, Code, StandIn
 from tests.support.sure import sure
 from tests.support.system_memory import write_host_memory, write_node
@@ -29,22 +30,27 @@ def open_reader(open_driver: Callable[[], Driver], tmp_path: Path) -> Open:
     """Open the GPU on a host whose kernel tells of 119 GiB, and of a node 1 without CPUs."""
     write_host_memory(tmp_path, total=HOST // KIB, available=AVAILABLE // KIB)
     write_node(tmp_path, 0, total=HOST // KIB, free=10, processors="0-71")
-    write_node(
-        tmp_path, 1, total=NODE // KIB, free=60 * GIB // KIB, file=GIB // KIB, anonymous=2 * GIB // KIB
-    )
+    gib = GIB // KIB
+    write_node(tmp_path, 1, total=NODE // KIB, free=60 * gib, file=gib, anonymous=2 * gib)
 
-    def open_reader() -> DeviceReader:
-        (reader,) = open_driver().readers(ALL, SystemMemory(str(tmp_path), tmp_path))
-        reader.open()
-        return reader
-
-    return open_reader
+    return lambda: opened(open_driver(), SystemMemory(str(tmp_path), tmp_path))
 
 
-def test_a_discrete_gpu_has_its_own_memory(open_reader: Open) -> None:
-    """An H200 is neither coherent nor unified."""
+@pytest.mark.parametrize(
+    ("gpu", "told"),
+    [(("NVIDIA H200", NOT_SUPPORTED_32, 0), "none"), (("NVIDIA H200", 0, 0), "none"),
+     (("NVIDIA GH200 480GB", NOT_SUPPORTED_32, 2), "ats")],
+    ids=["an H200", "the node beside it, which has CPUs", "a GH200 whose driver manages its memory (CDMM)"],
+)  # fmt: skip
+def test_a_discrete_gpu_has_its_own_memory(
+    standin_here: StandIn, open_reader: Open, gpu: tuple[str, int, int], told: str
+) -> None:
+    """Its memory is neither coherent nor unified."""
+    device = standin_here.device(0)
+    device.name, device.numa_node, mode = gpu
+    device.set(addressing_mode=mode)
     reading = read(open_reader())
-    assert (reading.memory_kind, reading.node, reading.addressing_mode) == (None, None, "none")
+    assert (reading.memory_kind, reading.node, reading.addressing_mode) == (None, None, told)
     assert reading.failed == ()
 
 
@@ -57,21 +63,6 @@ def test_a_node_without_processors_is_coherent_memory(standin_here: StandIn, ope
     assert sure(reading.memory).total == 143_771 * MIB
 
 
-def test_the_node_beside_a_gpu_is_not_its_memory(standin_here: StandIn, open_reader: Open) -> None:
-    """A node with CPUs is the host's: the GPU's memory stays its own."""
-    standin_here.device(0).numa_node = 0
-    assert (read(open_reader()).memory_kind, read(open_reader()).node) == (None, None)
-
-
-def test_a_gpu_in_the_drivers_own_mode_is_ordinary(standin_here: StandIn, open_reader: Open) -> None:
-    """A GH200 in CDMM mode has no node: the driver manages its memory, as on any other GPU."""
-    device = standin_here.device(0)
-    device.name = "NVIDIA GH200 480GB"
-    device.set(addressing_mode=2)
-    reading = read(open_reader())
-    assert (reading.memory_kind, reading.addressing_mode, reading.failed) == (None, "ats", ())
-
-
 @pytest.mark.parametrize("code", [Code.FUNCTION_NOT_FOUND, Code.NO_PERMISSION, Code.UNKNOWN])
 def test_a_silent_driver_is_no_harsher_verdict(standin_here: StandIn, open_reader: Open, code: Code) -> None:
     """A product that may be a node counts as one while the driver does not say; a failure is reported."""
@@ -82,29 +73,21 @@ def test_a_silent_driver_is_no_harsher_verdict(standin_here: StandIn, open_reade
     assert reading.failed == (() if code == Code.FUNCTION_NOT_FOUND else ("node",))
 
 
-def test_what_was_known_of_a_node_outlives_a_failure(standin_here: StandIn, open_reader: Open) -> None:
-    """One query that fails does not turn the operating system's memory into unattributed bytes."""
+@pytest.mark.parametrize("code", [Code.UNKNOWN, Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND])
+def test_what_was_known_of_a_node_outlives_a_failure(
+    standin_here: StandIn, open_reader: Open, code: Code
+) -> None:
+    """A query that fails, also as unsupported, does not make the system's memory unattributed bytes."""
     device = standin_here.device(0)
     device.be_coherent(1)
     device.name = "a new product"
     reader = open_reader()
     read(reader)
-    standin_here.fail("nvmlDeviceGetNumaNodeId", Code.UNKNOWN)
+    standin_here.fail("nvmlDeviceGetNumaNodeId", code)
     later = read(reader, SLOW_INTERVAL)
     assert (later.memory_kind, later.node is not None, later.failed) == ("coherent", True, ("node",))
     standin_here.fail("nvmlDeviceGetNumaNodeId", 0)
     assert read(reader, SLOW_INTERVAL + 1).failed == ()
-
-
-@pytest.mark.parametrize("code", [Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND])
-def test_a_node_that_was_told_is_not_taken_back(standin_here: StandIn, open_reader: Open, code: Code) -> None:
-    """A driver that has told the node, and then calls the query unsupported, has failed to answer it."""
-    standin_here.device(0).be_coherent(1)
-    reader = open_reader()
-    read(reader)
-    standin_here.fail("nvmlDeviceGetNumaNodeId", code)
-    later = read(reader, SLOW_INTERVAL)
-    assert (later.memory_kind, later.node is not None, later.failed) == ("coherent", True, ("node",))
 
 
 def test_an_offline_node_stays_coherent(standin_here: StandIn, open_reader: Open, tmp_path: Path) -> None:
@@ -196,25 +179,10 @@ def test_reported_memory_is_never_the_hosts(standin_here: StandIn, open_reader: 
     assert (reading.memory, reading.memory_kind, reading.failed) == (None, None, ("memory",))
 
 
-def test_a_silent_host_gives_no_ledger(standin_here: StandIn, open_reader: Open, tmp_path: Path) -> None:
-    """Where the kernel has no estimate of what can be taken, the memory of a GB10 is not known."""
-    standin_here.device(0).be_unified(standin_here)
-    (tmp_path / "meminfo").write_text("MemTotal: 10 kB\n")
-    assert read(open_reader()).memory is None
+MODES = {0: "none", 1: "passthrough", 2: "vgpu", 3: "host_vgpu", 4: "host_vsga", 9: None, 2**32 - 1: None}
 
 
-@pytest.mark.parametrize(
-    ("mode", "expected"),
-    [
-        (0, "none"),
-        (1, "passthrough"),
-        (2, "vgpu"),
-        (3, "host_vgpu"),
-        (4, "host_vsga"),
-        (9, None),
-        (2**32 - 1, None),
-    ],
-)
+@pytest.mark.parametrize(("mode", "expected"), MODES.items())
 def test_virtual_gpus_say(standin_here: StandIn, open_reader: Open, mode: int, expected: str | None) -> None:
     """The driver's mode of virtualization is reported; a newer one, or none, is not known."""
     standin_here.device(0).set(virtualization_mode=mode)

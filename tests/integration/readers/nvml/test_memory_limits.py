@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nvml_readers import ALL, read
+from tests.support.nvml_readers import opened, read
 from tests.support.standin.library import GIB, Code, StandIn
 from vramledger.model.reading import CgroupLimit
 from vramledger.readers.hosts.system_memory import DeviceMemoryCgroups, chain_of
@@ -34,8 +34,7 @@ def open_reader(open_driver: Callable[[], Driver], tmp_path: Path) -> Open:
     (tmp_path / "self/cgroup").write_text("0::/\n")
 
     def open_reader() -> DeviceReader:
-        (reader,) = open_driver().readers(ALL, None, DeviceMemoryCgroups(str(tmp_path), tmp_path))
-        reader.open()
+        reader = opened(open_driver(), None, DeviceMemoryCgroups(str(tmp_path), tmp_path))
         reader.cgroups = chain_of("/slurm/job_41")
         return reader
 

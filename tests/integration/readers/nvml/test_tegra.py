@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nvml_readers import ALL, read
+from tests.support.nvml_readers import opened, read
 from tests.support.standin.library import GIB, Code, StandIn
 from tests.support.system_memory import write_host_memory
 from vramledger.model.reading import MemoryReading, ProcessEntry
@@ -29,23 +29,16 @@ def open_reader(standin_here: StandIn, open_driver: Callable[[], Driver], tmp_pa
         standin_here.fail(name, Code.NOT_SUPPORTED)
     write_host_memory(tmp_path, total=64 * GIB // KIB, available=40 * GIB // KIB)
 
-    def open_reader() -> DeviceReader:
-        (reader,) = open_driver().readers(ALL, SystemMemory(str(tmp_path), tmp_path))
-        reader.open()
-        return reader
-
-    return open_reader
+    return lambda: opened(open_driver(), SystemMemory(str(tmp_path), tmp_path))
 
 
 def write_clients(rootfs: Path, text: str) -> None:
-    """Write nvmap's list of clients."""
     place = rootfs / "sys/kernel/debug/nvmap/iovmm/clients"
     place.parent.mkdir(parents=True)
     place.write_text(text, newline="")
 
 
 def name_process(proc: Path, pid: int, name: str) -> None:
-    """Give a process the name that the kernel shows."""
     (proc / str(pid)).mkdir()
     (proc / str(pid) / "comm").write_text(f"{name}\n", newline="")
 

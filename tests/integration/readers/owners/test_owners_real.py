@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import pwd
 import subprocess
 import sys
 import tarfile
@@ -27,7 +26,7 @@ from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from tests.unit.readers.owners.test_ended import Clock
 from vramledger.config import SamplingConfig
-from vramledger.model.reading import Owner, ProcessFacts, ProcessRow, decode
+from vramledger.model.reading import Owner, ProcessRow, decode
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners import reader
 from vramledger.readers.owners.ended import MISSES_NEEDED
@@ -37,17 +36,13 @@ from vramledger.sampling.protocol import encode_config
 KERNEL = "0f3a9d52-7c11-4b6e-9a55-1d2c3b4a5f60"
 
 
-def asked(owners: OwnerReader, host: Host, pid: int) -> tuple[ProcessRow, Owner | None]:
-    """Return the row of a process and its owner."""
+def asked(owners: OwnerReader, host: Host, pid: int) -> tuple[ProcessRow, Owner]:
     row = sure(host.row(pid))
-    known = sure(host.facts(row))
-    (learned,) = owners.add_owners([known], timeout=30)
-    assert isinstance(learned, ProcessFacts)
-    return row, learned.owner
+    (learned,) = owners.add_owners([sure(host.facts(row))], timeout=30)
+    return row, sure(learned.owner)
 
 
 def fresh() -> tuple[OwnerReader, Host, Clock]:
-    """Look at this very host."""
     host, clock = Host(Path("/proc")), Clock()
     return OwnerReader(host, Path("/"), clock=clock), host, clock
 
@@ -83,23 +78,13 @@ def cgroup(path: str) -> Iterator[Path]:
     requirements.do_without("this machine does not let us make cgroups")
 
 
-def test_a_plain_process_is_its_users(stage: Stage) -> None:
-    """A program without a container, job or unit around it belongs to its user."""
-    owners, host, _ = fresh()
-    _, owner = asked(owners, host, stage.start().pid)
-    assert owner is not None
-    if owner.type == "user":  # in a container or a unit (CI) that is the owner
-        assert owner.name == pwd.getpwuid(os.getuid()).pw_name
-
-
 VS_CODE = f"kernel-v3{'0f' * 20}"
 
 
 def notebook_of(pid: int) -> str:
-    """Return the notebook of a real process."""
     owners, host, _ = fresh()
     _, owner = asked(owners, host, pid)
-    return sure(owner).notebook
+    return owner.notebook
 
 
 def test_what_a_kernel_of_vs_code_starts_is_its_notebooks(stage: Stage) -> None:
@@ -132,7 +117,7 @@ def test_a_notebook_is_kept_when_its_kernel_has_ended(stage: Stage) -> None:
     kernel.end()
     wait_until(lambda: getattr(host.row(survivor.pid), "ppid", kernel.pid) != kernel.pid, "another parent")
     _, owner = asked(owners, host, survivor.pid)
-    assert sure(owner).notebook == VS_CODE
+    assert owner.notebook == VS_CODE
 
 
 def test_a_service_by_its_cgroup(stage: Stage) -> None:
@@ -146,7 +131,6 @@ def test_a_service_by_its_cgroup(stage: Stage) -> None:
         (place / "cgroup.procs").write_text(str(pid))
         _, owner = asked(owners, host, pid)
         (place.parents[1] / "cgroup.procs").write_text(str(pid))
-    assert owner is not None
     assert owner.unit == name
     assert (owner.type, owner.name) == ("unit", name)
 
@@ -164,7 +148,6 @@ def test_the_name_of_a_cgroup_forges_no_line(stage: Stage, end: str) -> None:
         (place / "cgroup.procs").write_text(str(pid))
         _, owner = asked(owners, host, pid)
         (root / "cgroup.procs").write_text(str(pid))
-    assert owner is not None
     assert (owner.type, owner.pod, owner.container) in {("unit", "", ""), ("user", "", "")}
 
 
@@ -176,15 +159,13 @@ def test_a_container_that_ended_makes_its_escaped_process_an_orphan(stage: Stage
     with cgroup(f"docker/{container}") as place:
         (place / "cgroup.procs").write_text(str(pid))
         row, owner = asked(owners, host, pid)
-        assert owner is not None
         assert (owner.type, owner.name) == ("container", container[:12])
         root = place.parents[1]
         (root / "cgroup.procs").write_text(str(pid))
         assert [evidence(owners, clock, row) for _ in range(5)] == [None] * 5
         place.rmdir()
         wait_until(lambda: evidence(owners, clock, row), "the evidence")
-        why = evidence(owners, clock, row)
-    assert why is not None
+        why = sure(evidence(owners, clock, row))
     assert why.startswith(f"its container {container[:12]} has ended: the process is outside of its cgroup")
 
 
@@ -202,10 +183,8 @@ def test_containers_of_two_namespaces_do_not_end_each_other(tmp_path: Path, stag
             (place / "cgroup.procs").write_text(str(pid))
             stack.callback((place.parents[1] / "cgroup.procs").write_text, str(pid))
             row, owner = asked(owners, host, pid)
-            assert owner is not None
             assert (owner.type, owner.name) == ("container", container[:12])
             rows.append(row)
-
         ended: dict[int, str] = {}
         watched = owners._holders[rows[0].pid, rows[0].start].watched  # noqa: SLF001 to know that checks have been
 
@@ -215,7 +194,6 @@ def test_containers_of_two_namespaces_do_not_end_each_other(tmp_path: Path, stag
             return sure(watched).checks >= 2 * MISSES_NEEDED
 
         wait_until(step, "some checks")
-
     assert ended == {}
 
 
@@ -249,7 +227,6 @@ def test_a_container_of_podman(image: str) -> None:
         pid = int(subprocess.check_output(inspect))
         owners, host, clock = fresh()
         row, owner = asked(owners, host, pid)
-        assert owner is not None
         assert (owner.type, owner.name, owner.container) == ("container", image, image)
         assert [evidence(owners, clock, row) for _ in range(20)] == [None] * 20
         watched = owners._holders[row.pid, row.start].watched  # noqa: SLF001 to know that a look has been
@@ -282,32 +259,20 @@ def test_a_notebook_of_a_real_jupyter_server(tmp_path: Path) -> None:
     ):
         try:
             wait_until(lambda: _api(port, "kernelspecs"), "Jupyter's answer")
-            session = {
-                "path": "gan.ipynb",
-                "type": "notebook",
-                "name": "gan.ipynb",
-                "kernel": {"name": "python3"},
-            }
-            assert _api(port, "sessions", session)
-            (pid,) = [
-                child.pid
-                for child in psutil.Process(server.pid).children()
-                if any("ipykernel" in word for word in child.cmdline())
-            ]
-            owners, host, _ = fresh()
-            _, owner = asked(owners, host, pid)
+            session = {"path": "gan.ipynb", "type": "notebook", "name": "gan.ipynb"}
+            assert _api(port, "sessions", {**session, "kernel": {"name": "python3"}})
+            children = psutil.Process(server.pid).children()
+            (pid,) = [child.pid for child in children if "ipykernel" in " ".join(child.cmdline())]
+            assert notebook_of(pid) == str(tmp_path / "gan.ipynb")
         finally:
             server.terminate()
-
-    assert sure(owner).notebook == str(tmp_path / "gan.ipynb")
 
 
 def _api(port: int, what: str, body: object = None) -> object:
     """Send a request to a Jupyter server; None when it does not answer yet."""
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/api/{what}", data, {"Authorization": "token test"}
-    )
+    url, headers = f"http://127.0.0.1:{port}/api/{what}", {"Authorization": "token test"}
+    request = urllib.request.Request(url, data, headers)
     try:
         with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 our own server
             return json.load(answer)
@@ -324,7 +289,6 @@ def test_a_step_whose_daemon_has_ended(stage: Stage) -> None:
         (place / "cgroup.procs").write_text(str(survivor.pid))
         with step_daemon(job), step_daemon(job, "extern"):
             row, owner = asked(owners, host, survivor.pid)
-            assert owner is not None
             assert (owner.type, owner.name) == ("slurm", str(job))
             for _ in range(MISSES_NEEDED + 1):
                 assert evidence(owners, clock, row) is None
@@ -341,16 +305,14 @@ def test_a_job_whose_cgroup_has_its_sluid(stage: Stage) -> None:
     with cgroup(scope) as place, cgroup(f"{scope}/user") as user, cgroup(f"{scope}/slurm") as daemons:
         (user / "cgroup.procs").write_text(str(holder.pid))
         _, owner = asked(owners, host, holder.pid)
-        assert owner is not None
         assert owner.slurm_job == sluid
         with step_daemon(job) as pid:
             (daemons / "cgroup.procs").write_text(str(pid))
             _, owner = asked(owners, host, holder.pid)
-            assert owner is not None
             assert (owner.type, owner.name, owner.slurm_job) == ("slurm", str(job), str(job))
         (user / "cgroup.procs").write_text(str(later.pid))
         _, owner = asked(owners, host, later.pid)
-        assert sure(owner).name == str(job)
+        assert owner.name == str(job)
         holder.end()
         later.end()
         assert place.is_dir()
@@ -366,7 +328,6 @@ def test_a_zombie_belongs_to_its_job(stage: Stage) -> None:
         facts = sure(host.facts(row))
         (again,) = owners.add_owners([replace(facts, parent=None, cgroup=("1:name=systemd:/",))], timeout=30)
         process.end()
-    assert before is not None
     assert (before.type, again.owner) == ("slurm", before)
 
 

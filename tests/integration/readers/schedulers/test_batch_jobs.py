@@ -79,14 +79,9 @@ def test_jobs_and_their_gpus(start: Start, tmp_path: Path) -> None:
     start(f"{SCOPE}/job_42/step_0/user/task_0", SLURM_STEP_GPUS="1", CUDA_VISIBLE_DEVICES="0")
     start(f"{SCOPE}/job_42/step_0/user/task_1", SLURM_STEP_GPUS="4", CUDA_VISIBLE_DEVICES="0")
     start(f"{SCOPE}/job_43/step_batch/user/task_0", CUDA_VISIBLE_DEVICES="0", GPU_DEVICE_ORDINAL="0")
-    assert read(tmp_path, batch_jobs.read_slurm) == Scheduler(
-        "slurm",
-        GPUS,
-        (
-            Grant("slurm", "41", ("nvidia0", "nvidia2", "nvidia3")),
-            Grant("slurm", "42", ("nvidia1", "nvidia4")),
-        ),
-    )
+    first = Grant("slurm", "41", ("nvidia0", "nvidia2", "nvidia3"))
+    second = Grant("slurm", "42", ("nvidia1", "nvidia4"))
+    assert read(tmp_path, batch_jobs.read_slurm) == Scheduler("slurm", GPUS, (first, second))
 
 
 def test_jobs_in_the_first_version_of_cgroups(start: Start, tmp_path: Path) -> None:
@@ -120,30 +115,22 @@ def test_what_the_prolog_has_recorded(start: Start, tmp_path: Path) -> None:
     configure(tmp_path)
     records = tmp_path / "run/vramledger-slurm/jobs/n1"
     records.mkdir(parents=True)
-    sluids = {49: "s7KXM81KTA2V00"}
-    jobs: tuple[tuple[int, list[str] | None], ...]
-    jobs = ((41, ["nvidia5"]), (44, ["nvidia1/gi2"]), (45, []), (46, None), (49, ["nvidia6"]))
-    for job, devices in jobs:
-        text = {
-            "job": str(job),
-            "sluid": sluids.get(job, ""),
-            "uid": 1,
-            "user": "ada",
-            "account": "physics",
-            "devices": devices,
-        }
-        (records / str(job)).write_text(json.dumps(text))
+    sluid = "s7KXM81KTA2V00"
+    jobs: dict[int, list[str] | None]
+    jobs = {41: ["nvidia5"], 44: ["nvidia1/gi2"], 45: [], 46: None, 49: ["nvidia6"]}
+    who = {"uid": 1, "user": "ada", "account": "physics"}
+    for job, devices in jobs.items():
+        told = {"job": str(job), "sluid": sluid if job == 49 else "", "devices": devices}
+        (records / str(job)).write_text(json.dumps(told | who))
     (records / ".47.123").write_text("{")
     (records / "48").write_text("{")
     start(f"{SCOPE}/job_41/step_batch/user/task_0", SLURM_JOB_GPUS="0,1,2")
     start(f"{SCOPE}/job_45/step_extern/user/task_0", SLURM_JOB_GPUS="3")
-    start(f"{SCOPE}/s7KXM81KTA2V00/step_batch/user/task_0", SLURM_JOB_GPUS="3")
-
+    start(f"{SCOPE}/{sluid}/step_batch/user/task_0", SLURM_JOB_GPUS="3")
     found = sure(read(tmp_path, batch_jobs.read_slurm))
-    assert found.grants == (
-        Grant("slurm", "41", ("nvidia5",), user="ada", account="physics"),
-        Grant("slurm", "44", ("nvidia1/gi2",), user="ada", account="physics"),
-        Grant("slurm", "49", ("nvidia6",), user="ada", account="physics"),
+    expected = (("41", "nvidia5"), ("44", "nvidia1/gi2"), ("49", "nvidia6"))
+    assert found.grants == tuple(
+        Grant("slurm", job, (device,), user="ada", account="physics") for job, device in expected
     )
 
 
@@ -152,11 +139,7 @@ def test_what_the_prolog_has_recorded(start: Start, tmp_path: Path) -> None:
     [
         ("gres.conf", "# Name=gpu\nName=gpu Type=h200 File=/dev/nvidia[0-1]\n", ("nvidia0", "nvidia1")),
         ("gres.conf", "NodeName=n[1-9] Name=gpu File=/dev/nvidia0\n", ("nvidia0",)),
-        (
-            "gres.conf",
-            "NodeName=n1 Name=gpu File=/dev/nvidia0\nNodeName=n2 Name=gpu File=/dev/nvidia1\n",
-            ("*",),
-        ),
+        ("gres.conf", "\n".join(f"NodeName=n{n} Name=gpu File=/dev/nvidia{n}" for n in (1, 2)), ("*",)),
         ("gres.conf", "AutoDetect=nvml\n", ("*",)),
         ("slurm.conf", "GresTypes=license,gpu\n", ("*",)),
         ("gres.conf", "# Name=gpu\nName=license Count=2\n", ()),
@@ -188,12 +171,6 @@ def test_tasks_of_nomad(start: Start, tmp_path: Path) -> None:
     assert found.complete
 
 
-def test_no_scheduler(tmp_path: Path) -> None:
-    """A host without Slurm and Nomad has neither, without an error."""
-    assert read(tmp_path, batch_jobs.read_slurm) is None
-    assert read(tmp_path, batch_jobs.read_nomad) is None
-
-
 def test_an_environment_that_may_not_be_read(start: Start, tmp_path: Path) -> None:
     """If a job's variables are not readable, its scheduler's result is marked as incomplete."""
     start(f"{SCOPE}/job_41/step_0/user/task_0", SLURM_STEP_GPUS="0")
@@ -204,10 +181,8 @@ def test_an_environment_that_may_not_be_read(start: Start, tmp_path: Path) -> No
 def test_nothing_else_of_an_environment_is_kept(start: Start) -> None:
     """Of an environment only the named variables are read, and at most 4 KiB of each."""
     pid = start("x", SLURM_JOB_GPUS="1" * 10_000, NOMAD_ALLOC_ID="a")
-    assert Host(Path("/proc")).variables(pid, batch_jobs.VARIABLES) == {
-        "SLURM_JOB_GPUS": "1" * 4096,
-        "NOMAD_ALLOC_ID": "a",
-    }
+    kept = {"SLURM_JOB_GPUS": "1" * 4096, "NOMAD_ALLOC_ID": "a"}
+    assert Host(Path("/proc")).variables(pid, batch_jobs.VARIABLES) == kept
 
 
 @given(st.text(max_size=200))
@@ -224,7 +199,6 @@ class Steps:
     now = 1000.0
 
     def __call__(self) -> float:
-        """Return its time."""
         return self.now
 
 
@@ -328,6 +302,5 @@ def test_the_pace_and_what_is_remembered(start: Start, tmp_path: Path) -> None:
     assert [grant.devices for grant in first.grants] == [(GPU,)]
     assert reader.read_schedulers() == (first,)  # the interval has not passed
     clock.now += READ_INTERVAL
-    wait_until(
-        lambda: reader.read_schedulers() == (Scheduler("nomad", (GPU,), ()),), "a look without the job"
-    )
+    ended = (Scheduler("nomad", (GPU,), ()),)
+    wait_until(lambda: reader.read_schedulers() == ended, "a look without the job")
