@@ -24,10 +24,7 @@ from vramledger.sampling.replay import demo_recording
 TARGET = PROJECT / "deploy" / "compose" / "prometheus" / "past.tsv"
 NODE = "localhost:10839"
 """The ``instance`` of the demo's exporter, as prometheus.yml has it."""
-SERIES = {
-    "vramledger_owner:memory_held_bytes:sum",
-    "vramledger_node:devices_watched:count",
-}
+SERIES = {"vramledger_owner:memory_held_bytes:sum", "vramledger_node:devices_watched:count"}
 STEP = 240
 """Seconds between two values: instant queries look back 5 minutes."""
 ABSENT = "-"

@@ -12,9 +12,7 @@ from tests.support.host.model import EPOCH
 from tests.support.past import GOLDEN, GOLDEN_MOMENTS, StoredPast, night, shown_facts
 from vramledger.storage.answers import open_past
 from vramledger.storage.database import VERSION
-from vramledger.storage.protocol import (
-    SINCE,
-)
+from vramledger.storage.protocol import SINCE
 from vramledger.storage.state import compute
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from importlib import resources
 
@@ -77,10 +76,9 @@ async def column(view: Look, name: str) -> list[str]:
         (None, None),
     ],
 )
-def test_the_details_show_the_kv_cache(look: Looking, told: KvCache | None, shown: str | None) -> None:
+async def test_the_details_show_the_kv_cache(look: Looking, told: KvCache | None, shown: str | None) -> None:
     """What a holder's vLLM server says is in its details; without an answer nothing is said of it."""
-
-    async def steps(view: Look) -> None:
+    async with look(Shown(replace(incident(), kv_caches={} if told is None else {7: told}))) as view:
         await view.tab.until(DRAWN)
         await view.tab.click("#rows tr:first-child .disclose")
         words = await view.tab.texts(".details dt, .details dd")
@@ -89,13 +87,10 @@ def test_the_details_show_the_kv_cache(look: Looking, told: KvCache | None, show
         else:
             assert words[words.index("KV cache") + 1].startswith(shown)
 
-    look(Shown(replace(incident(), kv_caches={} if told is None else {7: told})), steps)
 
-
-def test_the_page_shows_devices_and_holders(look: Looking) -> None:
+async def test_the_page_shows_devices_and_holders(look: Looking) -> None:
     """Each device has its ledger in figures, and each holder its owner, state, bytes and what to do."""
-
-    async def steps(view: Look) -> None:
+    async with look(Shown(incident())) as view:
         await view.tab.until(DRAWN)
         assert await column(view, "pid") == ["7", "8", "9", "10"]
         assert await column(view, "owner") == ["carol", "ada", "bob", "unknown owner"]
@@ -113,36 +108,28 @@ def test_the_page_shows_devices_and_holders(look: Looking) -> None:
             "1 hidden" in await view.tab.text(".card:last-child .extras")
         )
 
-    look(Shown(incident()), steps)
 
-
-def test_what_belongs_to_no_process_is_not_held_without_work(look: Looking) -> None:
+async def test_what_belongs_to_no_process_is_not_held_without_work(look: Looking) -> None:
     """The driver's own few MiB beside holders that work are not waste: the headline is wasted bytes alone."""
-
-    async def steps(view: Look) -> None:
+    noisy = device(0, [holding(8, 20 * GIB, sm=0.5, last_active=NOW)], unattributed=9 * MIB)
+    async with look(Shown(snapshot(noisy, processes=[process(8)]))) as view:
         await view.tab.until(DRAWN)
         assert await view.tab.text(".waste") == "nothing held without work"
         assert "unattributed9.00 MiB" in await view.tab.texts(".card .legend div")
 
-    noisy = device(0, [holding(8, 20 * GIB, sm=0.5, last_active=NOW)], unattributed=9 * MIB)
-    look(Shown(snapshot(noisy, processes=[process(8)])), steps)
 
-
-def test_what_is_not_proven_is_not_denied(look: Looking) -> None:
+async def test_what_is_not_proven_is_not_denied(look: Looking) -> None:
     """Memory that is idle only by inference is in the headline, apart from what is certainly wasted."""
-
-    async def steps(view: Look) -> None:
+    perhaps = replace(holding(8, 58 * GIB, State.IDLE), working=None)
+    async with look(Shown(snapshot(device(0, [perhaps]), processes=[process(8)]))) as view:
         await view.tab.until(DRAWN)
         assert await view.tab.text(".waste") == "58.0 GiB (41%) idle or orphaned, not proven"
 
-    perhaps = replace(holding(8, 58 * GIB, State.IDLE), working=None)
-    look(Shown(snapshot(device(0, [perhaps]), processes=[process(8)])), steps)
 
-
-def test_a_ghost_device_says_so_on_a_phone_too(look: Looking) -> None:
+async def test_a_ghost_device_says_so_on_a_phone_too(look: Looking) -> None:
     """Only its card says that no process uses the GPU, and the page stays as wide as the screen."""
-
-    async def steps(view: Look) -> None:
+    ghost = replace(device(1, utilization={"gpu": 1.0, "memory": 0.0}), ghost=True, ghost_since=NOW)
+    async with look(Shown(snapshot(device(0, [holding(7)]), ghost, processes=[process(7)]))) as view:
         await view.tab.size(360, 740, mobile=True)
         await view.tab.until(DRAWN)
         (said,) = await view.tab.texts(".card .ghost:not([hidden])")
@@ -150,28 +137,21 @@ def test_a_ghost_device_says_so_on_a_phone_too(look: Looking) -> None:
         assert await view.tab.texts(".card:first-child .ghost:not([hidden])") == []
         assert await view.tab.run("document.documentElement.scrollWidth") <= 360
 
-    ghost = replace(device(1, utilization={"gpu": 1.0, "memory": 0.0}), ghost=True, ghost_since=NOW)
-    look(Shown(snapshot(device(0, [holding(7)]), ghost, processes=[process(7)])), steps)
 
-
-def test_a_notebook_does_not_take_the_place_of_its_user(look: Looking) -> None:
+async def test_a_notebook_does_not_take_the_place_of_its_user(look: Looking) -> None:
     """The program names its notebook, and the kernel its user: the user is the owner."""
-
-    async def steps(view: Look) -> None:
+    known = process(7, user="bob", command="notebook")
+    assert known.facts is not None
+    forged = replace(known, facts=structs.replace(known.facts, owner=Owner("user", "bob", notebook="alice")))
+    async with look(Shown(snapshot(device(0, [holding(7)]), processes=[forged]))) as view:
         await view.tab.until(DRAWN)
         assert await column(view, "owner") == ["bob"]
         assert "notebook, alice" in await view.tab.text("#rows")
 
-    known = process(7, user="bob", command="notebook")
-    assert known.facts is not None
-    forged = replace(known, facts=structs.replace(known.facts, owner=Owner("user", "bob", notebook="alice")))
-    look(Shown(snapshot(device(0, [holding(7)]), processes=[forged])), steps)
 
-
-def test_a_new_sample_changes_the_page_by_itself(look: Looking) -> None:
+async def test_a_new_sample_changes_the_page_by_itself(look: Looking) -> None:
     """Bytes, new holders and ended holders appear without a reload."""
-
-    async def steps(view: Look) -> None:
+    async with look(Shown(incident())) as view:
         await view.tab.until(DRAWN)
         await view.tab.run("window.same = document.querySelector('#rows tr')")
         view.publish(incident(2, grown=5 * GIB))
@@ -182,13 +162,10 @@ def test_a_new_sample_changes_the_page_by_itself(look: Looking) -> None:
         assert await column(view, "pid") == ["7", "11"]
         assert await view.tab.run("window.same === document.querySelector('#rows tr')")
 
-    look(Shown(incident()), steps)
 
-
-def test_columns_sort_both_ways(look: Looking) -> None:
+async def test_columns_sort_both_ways(look: Looking) -> None:
     """A click on a heading sorts by it, a second one the other way, and the heading says so."""
-
-    async def steps(view: Look) -> None:
+    async with look(Shown(incident())) as view:
         await view.tab.until(DRAWN)
         await view.tab.click("th.column-pid button")
         assert await column(view, "pid") == ["7", "8", "9", "10"]
@@ -198,13 +175,10 @@ def test_columns_sort_both_ways(look: Looking) -> None:
         await view.tab.click("th.column-state button")
         assert await column(view, "state") == ["dead", "orphaned", "idle", "active"]
 
-    look(Shown(incident()), steps)
 
-
-def test_holders_are_found_by_state_gpu_and_words(look: Looking) -> None:
+async def test_holders_are_found_by_state_gpu_and_words(look: Looking) -> None:
     """The state buttons, the choice of a GPU and the search filter the table; the page shows the count."""
-
-    async def steps(view: Look) -> None:
+    async with look(Shown(incident())) as view:
         await view.tab.until(DRAWN)
         await view.tab.click("[data-state=idle].state-button")
         assert await column(view, "pid") == ["7"]
@@ -223,8 +197,6 @@ def test_holders_are_found_by_state_gpu_and_words(look: Looking) -> None:
         await view.tab.run("document.querySelector('#find').focus()")
         await view.tab.type("nobody like that")
         assert await view.tab.text("#empty") == "No holder matches."
-
-    look(Shown(incident()), steps)
 
 
 def insight() -> Snapshot:
@@ -248,10 +220,9 @@ def insight() -> Snapshot:
     return replace(shot, agents={7: replace(told, report=report, pools={first.reading.uuid: (pool,)})})
 
 
-def test_what_the_agent_says_stands_beside_the_memory(look: Looking) -> None:
+async def test_what_the_agent_says_stands_beside_the_memory(look: Looking) -> None:
     """Bytes in use, taken and reclaimable are shown with the command; a silent agent has no zeros."""
-
-    async def steps(view: Look) -> None:
+    async with look(Shown(insight())) as view:
         await view.tab.until(DRAWN)
         assert await view.tab.texts("#rows .used-inside") == ["10.0 GiB in use"]
         await view.tab.click("#rows tr .disclose")
@@ -267,13 +238,10 @@ def test_what_the_agent_says_stands_beside_the_memory(look: Looking) -> None:
         assert await view.tab.texts("#rows .used-inside") == [""]
         assert "in use" not in await view.tab.text("#rows .details")
 
-    look(Shown(insight()), steps)
 
-
-def test_reservations_are_told(look: Looking) -> None:
+async def test_reservations_are_told(look: Looking) -> None:
     """The card says for whom its GPU is reserved and whether they hold it; a search finds the others."""
-
-    async def steps(view: Look) -> None:
+    async with look(Shown(insight())) as view:
         await view.tab.until(DRAWN)
         assert await view.tab.text(".reserved") == (
             "Reserved by kubelet for pod ml/train-0 (holds nothing here), "
@@ -287,10 +255,8 @@ def test_reservations_are_told(look: Looking) -> None:
         await view.tab.until("document.querySelector('.reserved').hidden")
         assert await view.tab.text("#empty") == "No holder matches."
 
-    look(Shown(insight()), steps)
 
-
-def test_limits_are_told(look: Looking) -> None:
+async def test_limits_are_told(look: Looking) -> None:
     """The card says what owners may take by their cgroups and what of it is taken, as far as it is known."""
     limits = (
         OwnerLimit("user", "ada", "/user.slice/ada", 80 * GIB, 20 * GIB, 0, None),
@@ -302,8 +268,7 @@ def test_limits_are_told(look: Looking) -> None:
     shot = snapshot(
         replace(first, limits=limits, reading=structs.replace(first.reading, partition=100 * GIB))
     )
-
-    async def steps(view: Look) -> None:
+    async with look(Shown(shot)) as view:
         await view.tab.until(DRAWN)
         assert await view.tab.text(".limits") == (
             "Limited by cgroup: user ada may take 80.0 GiB, and 20.0 GiB (25%) of it is taken "
@@ -314,13 +279,10 @@ def test_limits_are_told(look: Looking) -> None:
         view.publish(replace(snapshot(first), serial=shot.serial + 1))
         await view.tab.until("document.querySelector('.limits').hidden")
 
-    look(Shown(shot), steps)
 
-
-def test_the_hoarder_is_found_in_two_clicks(look: Looking) -> None:
+async def test_the_hoarder_is_found_in_two_clicks(look: Looking) -> None:
     """Two clicks (idle, first row) show who holds the memory, how much, and what to do."""
-
-    async def steps(view: Look) -> None:
+    async with look(Shown(incident())) as view:
         await view.tab.until(DRAWN)
         await view.tab.click("[data-state=idle].state-button")
         await view.tab.click("#rows tr .disclose")
@@ -329,13 +291,10 @@ def test_the_hoarder_is_found_in_two_clicks(look: Looking) -> None:
         assert "60.0 GiB now" in facts
         assert "Ask its user" in facts
 
-    look(Shown(incident()), steps)
 
-
-def test_the_keyboard_reaches_everything(look: Looking) -> None:
+async def test_the_keyboard_reaches_everything(look: Looking) -> None:
     """Tab leads from the skip link through every control, and Enter opens details; the focus then stays."""
-
-    async def steps(view: Look) -> None:
+    async with look(Shown(incident())) as view:
         await view.tab.until(DRAWN)
         reached = []
         for _ in range(40):
@@ -355,13 +314,10 @@ def test_the_keyboard_reaches_everything(look: Looking) -> None:
         await view.tab.until("document.querySelector('#rows').innerText.includes('120 GiB')")
         assert await view.tab.run("document.activeElement.className") == "disclose"
 
-    look(Shown(incident()), steps)
 
-
-def test_dark_and_light(look: Looking) -> None:
+async def test_dark_and_light(look: Looking) -> None:
     """The page follows the system's theme; the button chooses the other one permanently."""
-
-    async def steps(view: Look) -> None:
+    async with look(Shown(incident())) as view:
         ground = "getComputedStyle(document.body).backgroundColor"
         light, dark = "rgb(244, 246, 248)", "rgb(13, 17, 23)"
         assert await view.tab.run(ground) == light
@@ -372,13 +328,10 @@ def test_dark_and_light(look: Looking) -> None:
         await view.tab.go(view.url)
         assert await view.tab.run(ground) == light
 
-    look(Shown(incident()), steps)
 
-
-def test_a_phone_has_room_for_it(look: Looking) -> None:
+async def test_a_phone_has_room_for_it(look: Looking) -> None:
     """On 360 pixels nothing is wider than the screen, and the details have what the table leaves out."""
-
-    async def steps(view: Look) -> None:
+    async with look(Shown(incident())) as view:
         await view.tab.size(360, 740, mobile=True)
         await view.tab.until(DRAWN)
         assert await view.tab.run("document.documentElement.scrollWidth") <= 360
@@ -388,8 +341,6 @@ def test_a_phone_has_room_for_it(look: Looking) -> None:
         assert await view.tab.texts("#rows .column-todo") == []
         await view.tab.click("#rows tr .disclose")
         assert "vramledger end --pid 7" in await view.tab.text("#rows .details")
-
-    look(Shown(incident()), steps)
 
 
 def eight() -> Snapshot:
@@ -412,10 +363,9 @@ def eight() -> Snapshot:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 768, 1024, 1360, 1920])
-def test_nothing_is_cut_at_any_width(look: Looking, width: int, theme: str) -> None:
+async def test_nothing_is_cut_at_any_width(look: Looking, width: int, theme: str) -> None:
     """The button for details is inside the table, and what to do ends before it."""
-
-    async def steps(view: Look) -> None:
+    async with look(Shown(eight())) as view:
         await view.tab.prefer(prefers_color_scheme=theme)
         await view.tab.size(width, 900, mobile=width < 500)
         await view.tab.until(DRAWN)
@@ -447,13 +397,10 @@ def test_nothing_is_cut_at_any_width(look: Looking, width: int, theme: str) -> N
         assert bool(await view.tab.texts("#rows .column-todo")) == (width > 960)
         assert len(hints) == (0 if width > 960 else 3), "a narrow row says that there is something to do"
 
-    look(Shown(eight()), steps)
 
-
-def test_a_click_on_a_row_opens_its_details(look: Looking) -> None:
+async def test_a_click_on_a_row_opens_its_details(look: Looking) -> None:
     """Anywhere on the row, and again to close them; the button opens them once and not twice."""
-
-    async def steps(view: Look) -> None:
+    async with look(Shown(eight())) as view:
         await view.tab.until(DRAWN)
         await view.tab.click("#rows tr:nth-child(2) .column-pid")
         assert "vramledger end --pid 7" in await view.tab.text("#rows .details")
@@ -466,13 +413,10 @@ def test_a_click_on_a_row_opens_its_details(look: Looking) -> None:
         await view.tab.click("#rows tr:nth-child(2) .disclose")
         assert len(await view.tab.texts("#rows .details")) == 1
 
-    look(Shown(eight()), steps)
 
-
-def test_holders_come_before_the_cards_of_empty_gpus(look: Looking) -> None:
+async def test_holders_come_before_the_cards_of_empty_gpus(look: Looking) -> None:
     """Who reads from the top, also on a phone, meets the holders before GPUs that nobody holds."""
-
-    async def steps(view: Look) -> None:
+    async with look(Shown(eight())) as view:
         await view.tab.size(390, 844, mobile=True)
         await view.tab.until(DRAWN)
         assert [text[:5] for text in await view.tab.texts("#devices h3")] == ["GPU 0", "GPU 2", "GPU 5"]
@@ -486,28 +430,22 @@ def test_holders_come_before_the_cards_of_empty_gpus(look: Looking) -> None:
         assert holders < free
         assert holders < 1000
 
-    look(Shown(eight()), steps)
 
-
-def test_a_gpu_that_needs_a_look_stays_above(look: Looking) -> None:
+async def test_a_gpu_that_needs_a_look_stays_above(look: Looking) -> None:
     """Without a holder, but with much memory of nobody, or with hidden processes: it is not empty."""
     hidden = (HiddenHolder(77, 1, "cuda", "stray.py", "bob", (1,)),)
     held, nobodys = device(0, [holding(8, GIB)]), device(1, [], unattributed=9 * GIB)
     devices = [held, nobodys, device(2, [], hidden=hidden), device(3, [])]
-
-    async def steps(view: Look) -> None:
+    async with look(Shown(snapshot(*devices, processes=[process(8)]))) as view:
         await view.tab.until(DRAWN)
         assert [text[:5] for text in await view.tab.texts("#devices h3")] == ["GPU 0", "GPU 1", "GPU 2"]
         assert [text[:5] for text in await view.tab.texts("#free h3")] == ["GPU 3"]
 
-    look(Shown(snapshot(*devices, processes=[process(8)])), steps)
 
-
-def test_a_few_mib_of_nobody_have_no_loud_colour(look: Looking) -> None:
+async def test_a_few_mib_of_nobody_have_no_loud_colour(look: Looking) -> None:
     """14 MiB of 140 GiB are in the figures, and in no bar; 9 GiB are in both."""
     devices = device(0, [holding(8, GIB)], unattributed=14 * MIB), device(1, [], unattributed=9 * GIB)
-
-    async def steps(view: Look) -> None:
+    async with look(Shown(snapshot(*devices, processes=[process(8)]))) as view:
         await view.tab.until(DRAWN)
         segments = ".map(e => e.getBoundingClientRect().width)"
         slight, much = await view.tab.run(
@@ -523,10 +461,8 @@ def test_a_few_mib_of_nobody_have_no_loud_colour(look: Looking) -> None:
         assert grounds[1] != grounds[0]
         assert "unattributed14.0 MiB" in await view.tab.texts(".card .legend div")
 
-    look(Shown(snapshot(*devices, processes=[process(8)])), steps)
 
-
-def test_the_first_idle_minutes_of_a_chart_are_idle(look: Looking) -> None:
+async def test_the_first_idle_minutes_of_a_chart_are_idle(look: Looking) -> None:
     """While it was not known the holding was drawn as active; once it is known, it was idle since then."""
     began = NOW - 300
 
@@ -537,41 +473,33 @@ def test_the_first_idle_minutes_of_a_chart_are_idle(look: Looking) -> None:
         )
 
     drawn = "[...document.querySelectorAll('.card .area')].map(e => e.classList[1])"
-
-    async def steps(view: Look) -> None:
+    async with look(Shown(shot(1, State.ACTIVE))) as view:
         await view.tab.until(DRAWN)
         await view.tab.until(f"{drawn}.includes('part-active')", "the holding as active")
         view.publish(shot(2, State.IDLE))
         await view.tab.until(f"{drawn}.includes('part-idle')", "the holding as idle")
         assert "part-active" not in await view.tab.run(drawn)
 
-    look(Shown(shot(1, State.ACTIVE)), steps)
 
-
-def test_a_lost_connection_says_so_and_recovers(browser: str) -> None:
+async def test_a_lost_connection_says_so_and_recovers(browser: str) -> None:
     """When the exporter ends the page says that its data is old; later the page continues."""
-
-    async def test() -> None:
-        async with tab(browser) as page:
-            async with served(Shown(incident()), LOOPBACK) as client:
-                await page.go(f"http://127.0.0.1:{client.port}/")
-                await page.until(DRAWN)
-            await page.until("document.querySelector('#status').textContent === 'Connection lost'")
-            assert "Connection lost." in await page.text("#notices")
-            assert await page.run("document.body.classList.contains('stale')")
-            async with served(Shown(incident(5, grown=GIB)), port=client.port):
-                await page.until("document.querySelector('#status').textContent === 'Live'")
-                await page.until("document.querySelector('#rows').innerText.includes('21.0 GiB')")
-                assert not await page.run("document.body.classList.contains('stale')")
-                assert await page.text("#notices") == ""
-
-    asyncio.run(asyncio.wait_for(test(), 60))
+    async with tab(browser) as page:
+        async with served(Shown(incident()), LOOPBACK) as client:
+            await page.go(f"http://127.0.0.1:{client.port}/")
+            await page.until(DRAWN)
+        await page.until("document.querySelector('#status').textContent === 'Connection lost'")
+        assert "Connection lost." in await page.text("#notices")
+        assert await page.run("document.body.classList.contains('stale')")
+        async with served(Shown(incident(5, grown=GIB)), port=client.port):
+            await page.until("document.querySelector('#status').textContent === 'Live'")
+            await page.until("document.querySelector('#rows').innerText.includes('21.0 GiB')")
+            assert not await page.run("document.body.classList.contains('stale')")
+            assert await page.text("#notices") == ""
 
 
-def test_hostile_names_are_text(look: Looking) -> None:
+async def test_hostile_names_are_text(look: Looking) -> None:
     """Every name from a program, pod, device or recording is shown unchanged, and is never markup."""
-
-    async def steps(view: Look) -> None:
+    async with look(Shown(hostile())) as view:
         await view.tab.until(DRAWN)
         await view.tab.click("#rows tr .disclose")
         await view.tab.click(".extras summary")
@@ -584,8 +512,6 @@ def test_hostile_names_are_text(look: Looking) -> None:
         assert (await view.tab.run("document.title")).endswith(" · vramledger")
         assert await view.tab.run("document.querySelectorAll('main img, main script').length") == 0
 
-    look(Shown(hostile()), steps)
-
 
 @pytest.mark.parametrize(
     ("shot", "ready", "says"),
@@ -597,22 +523,18 @@ def test_hostile_names_are_text(look: Looking) -> None:
     ],
     ids=["first", "failed", "recording", "blind"],
 )
-def test_what_must_not_be_overlooked(look: Looking, shot: Snapshot, says: str, *, ready: bool) -> None:
+async def test_what_must_not_be_overlooked(look: Looking, shot: Snapshot, says: str, *, ready: bool) -> None:
     """No sample yet, no driver, a recording and hidden holders each have a notice at the top."""
-
-    async def steps(view: Look) -> None:
+    async with look(Shown(shot, ready)) as view:
         await view.tab.until(f"document.querySelector('#notices').innerText.includes({says!r})", says)
 
-    look(Shown(shot, ready), steps)
 
-
-def test_devices_without_a_ledger_say_why(look: Looking) -> None:
+async def test_devices_without_a_ledger_say_why(look: Looking) -> None:
     """A lost device, a divided GPU and a GPU without figures show the reason in place of their ledger."""
     lost = replace(device(0), up=False, ledger=None, reading=DeviceReading(0, "GPU-0", error="lost"))
     divided = replace(device(1), ledger=None, reading=DeviceReading(1, "GPU-1", divided=True))
     mute = replace(device(2), ledger=None, reading=DeviceReading(2, "GPU-2"))
-
-    async def steps(view: Look) -> None:
+    async with look(Shown(snapshot(lost, divided, mute))) as view:
         await view.tab.until("document.querySelectorAll('.card').length === 3")
         assert await view.tab.texts(".card .note") == [
             "This device does not answer (lost). Its present state is not known.",
@@ -621,16 +543,13 @@ def test_devices_without_a_ledger_say_why(look: Looking) -> None:
         ]
         assert await view.tab.texts(".bar") == []
 
-    look(Shown(snapshot(lost, divided, mute)), steps)
-
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 360])
-def test_no_accessibility_rule_is_broken(look: Looking, theme: str, width: int) -> None:
+async def test_no_accessibility_rule_is_broken(look: Looking, theme: str, width: int) -> None:
     """axe-core finds no violation, with details open and a filter set, in both themes and on a phone."""
     axe = resources.files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8")
-
-    async def steps(view: Look) -> None:
+    async with look(Shown(replace(incident(), source="replay", recording="lively"))) as view:
         await view.tab.size(width, 900, mobile=width < 600)
         await view.tab.prefer(prefers_color_scheme=theme)
         await view.tab.until(DRAWN)
@@ -643,14 +562,9 @@ def test_no_accessibility_rule_is_broken(look: Looking, theme: str, width: int) 
         )
         assert found == []
 
-    look(Shown(replace(incident(), source="replay", recording="lively")), steps)
 
-
-def test_many_holders_are_all_there(look: Looking) -> None:
+async def test_many_holders_are_all_there(look: Looking) -> None:
     """8 GPUs with 64 holders each: every one has its row."""
-
-    async def steps(view: Look) -> None:
+    async with look(Shown(crowd(8, 64))) as view:
         await view.tab.until("document.querySelectorAll('#rows tr').length === 512")
         assert await view.tab.text("#count") == "512 holders"
-
-    look(Shown(crowd(8, 64)), steps)

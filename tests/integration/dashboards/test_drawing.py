@@ -414,9 +414,7 @@ def test_variables_filter_every_panel(uid: str) -> None:
             assert any(name in target["expr"] for target in targets_of(panel)), f"{panel['title']}: {name}"
 
 
-ALWAYS = {
-    *("Devices", "Capacity by GPU model", "Versions and sources", "Changed"),
-}
+ALWAYS = {*("Devices", "Capacity by GPU model", "Versions and sources", "Changed")}
 """Tables that have rows wherever an exporter is known, or beside a figure that says what is not known."""
 
 

@@ -7,14 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.src.generate import (
-    DOCS,
-    parse_text,
-    render_index,
-    render_page,
-    rendered_files,
-    subjects,
-)
+from docs.src.generate import DOCS, parse_text, render_index, render_page, rendered_files, subjects
 from vramledger.metrics.contract import FAMILIES
 from vramledger.metrics.families import Family
 

@@ -113,22 +113,18 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def test_a_driver_that_comes_back_is_met_at_once(driver: StandIn, root: Path) -> None:
+async def test_a_driver_that_comes_back_is_met_at_once(driver: StandIn, root: Path) -> None:
     """A device file that appears ends the wait, however long it would be."""
     driver.driver_error = Code.DRIVER_NOT_LOADED
-
-    async def test() -> None:
-        async with watched(root) as each:
-            await until(lambda: len(each.readings) == 2)
-            await each.failed("no-driver")
-            driver.driver_error = Code.SUCCESS
-            (root / "dev" / "nvidiactl").touch()
-            await each.data()
-
-    run(test)
+    async with watched(root) as each:
+        await until(lambda: len(each.readings) == 2)
+        await each.failed("no-driver")
+        driver.driver_error = Code.SUCCESS
+        (root / "dev" / "nvidiactl").touch()
+        await each.data()
 
 
-def test_a_driver_that_is_installed_is_met_at_once(
+async def test_a_driver_that_is_installed_is_met_at_once(
     driver: StandIn, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A library that appears where the loader looks for it ends the wait as well."""
@@ -136,38 +132,30 @@ def test_a_driver_that_is_installed_is_met_at_once(
     place.mkdir()
     (place / "libnvidia-ml.so.1").touch()  # no library: the host's own is not found either
     monkeypatch.setenv("LD_LIBRARY_PATH", str(place))
-
-    async def test() -> None:
-        async with watched(root) as each:
-            await until(lambda: len(each.readings) == 2)
-            await each.failed("no-library")
-            (place / "new").symlink_to(driver.library)
-            (place / "new").rename(place / "libnvidia-ml.so.1")
-            await each.data()
-
-    run(test)
+    async with watched(root) as each:
+        await until(lambda: len(each.readings) == 2)
+        await each.failed("no-library")
+        (place / "new").symlink_to(driver.library)
+        (place / "new").rename(place / "libnvidia-ml.so.1")
+        await each.data()
 
 
-def test_the_first_that_is_killed_young_is_replaced_at_once(driver: StandIn, root: Path) -> None:
+async def test_the_first_that_is_killed_young_is_replaced_at_once(driver: StandIn, root: Path) -> None:
     """A sampler that had data is replaced; if the next one ends as soon, there is a wait."""
-
-    async def test() -> None:
-        async with watched(root) as each:
-            pids = []
-            for _ in range(3):
-                pids.append(await each.data())
-                os.kill(pids[-1], signal.SIGKILL)
-                await until(lambda: each.supervisor.pid != pids[-1])
-            assert len(set(pids)) == 3
-            await each.failed("sampler-exit")
-            (root / "dev" / "nvidia0").touch()  # it waits, because this ends the wait
-            assert await each.data() not in pids
-
-    run(test)
+    async with watched(root) as each:
+        pids = []
+        for _ in range(3):
+            pids.append(await each.data())
+            os.kill(pids[-1], signal.SIGKILL)
+            await until(lambda: each.supervisor.pid != pids[-1])
+        assert len(set(pids)) == 3
+        await each.failed("sampler-exit")
+        (root / "dev" / "nvidia0").touch()  # it waits, because this ends the wait
+        assert await each.data() not in pids
     assert driver.calls("nvmlInit_v2") + driver.calls("nvmlInitWithFlags") == 4
 
 
-def test_endless_changes_of_the_driver_cause_no_restart_loop(
+async def test_endless_changes_of_the_driver_cause_no_restart_loop(
     driver: StandIn, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that changes all the time soon no longer ends the wait."""
@@ -175,18 +163,14 @@ def test_endless_changes_of_the_driver_cause_no_restart_loop(
     monkeypatch.setattr(supervisor, "MAX_EARLY_RESTARTS", 2)
     looks = itertools.count()
     monkeypatch.setattr(DriverWatch, "read_state", lambda _: next(looks))
-
-    async def test() -> None:
-        async with watched(root) as each:
-            # The first start, its second try, and two restarts for each change.
-            await until(lambda: len(each.readings) == 6)
-            await each.failed("no-driver")
-            asked = next(looks)
-            await asyncio.sleep(1.0)  # ten sampling intervals
-            assert next(looks) == asked + 1, "nobody has looked, and nobody was started"
-            assert len(each.readings) == 6
-
-    run(test)
+    async with watched(root) as each:
+        # The first start, its second try, and two restarts for each change.
+        await until(lambda: len(each.readings) == 6)
+        await each.failed("no-driver")
+        asked = next(looks)
+        await asyncio.sleep(1.0)  # ten sampling intervals
+        assert next(looks) == asked + 1, "nobody has looked, and nobody was started"
+        assert len(each.readings) == 6
 
 
 def test_what_is_a_sign(tmp_path: Path) -> None:

@@ -27,12 +27,7 @@ from tests.support.requirements import require_namespaces, require_root
 from tests.support.stranger import strange
 from vramledger.agent_server.unix_socket import _make_directory
 from vramledger.errors import StartupError
-from vramledger.serving.control_client import (
-    NoExporterError,
-    request_past,
-    request_release,
-    request_snapshot,
-)
+from vramledger.serving.control_client import NoExporterError, request_past, request_release, request_snapshot
 from vramledger.serving.control_messages import (
     ControlError,
     PastHead,
@@ -149,34 +144,26 @@ def test_curl_gets_the_ledger(tmp_path: Path) -> None:
     assert json.loads(asyncio.run(serve()).stdout) == {"devices": []}
 
 
-def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> None:
+async def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> None:
     """A dead exporter's socket is replaced, also of the version before; one that answers stays."""
     path = tmp_path / "control.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
         dead.bind(str(path))
-
-    async def serve() -> None:
-        async with serving(path):
-            with pytest.raises(StartupError, match="another exporter answers there; choose another path"):
-                async with serving(path):
-                    pass
-            assert await request_release(path, 7.0) == 7.0
-            async with serve_control(path, HANDLERS, required=False):
+    async with serving(path):
+        with pytest.raises(StartupError, match="another exporter answers there; choose another path"):
+            async with serving(path):
                 pass
-            assert path.exists(), "who goes on without a socket removes nobody else's"
-
-    asyncio.run(serve())
+        assert await request_release(path, 7.0) == 7.0
+        async with serve_control(path, HANDLERS, required=False):
+            pass
+        assert path.exists(), "who goes on without a socket removes nobody else's"
     assert not path.exists()
 
 
-def test_a_long_path_is_no_longer_for_us(tmp_path: Path) -> None:
+async def test_a_long_path_is_no_longer_for_us(tmp_path: Path) -> None:
     """Every path that the kernel accepts (107 bytes) works, because the temporary name is short."""
-
-    async def serve() -> None:
-        async with serving(Path(f"{tmp_path}/{'x' * (106 - len(str(tmp_path)))}")) as path:
-            assert await request_release(path, 7.0) == 7.0
-
-    asyncio.run(serve())
+    async with serving(Path(f"{tmp_path}/{'x' * (106 - len(str(tmp_path)))}")) as path:
+        assert await request_release(path, 7.0) == 7.0
 
 
 @pytest.mark.parametrize(("mode", "owner"), [(0o777, 0), (0o1777, 0), (0o775, 12345), (0o755, 12345)])
@@ -196,20 +183,18 @@ def test_no_socket_is_made_where_others_may_write(mode: int, owner: int) -> None
         assert not list(Path(name).iterdir())
 
 
-def test_the_user_that_we_become_may_own_the_directory(tmp_path: Path) -> None:
+async def test_the_user_that_we_become_may_own_the_directory(tmp_path: Path) -> None:
     """An exporter that starts as root listens in the directory that it has given to its later user."""
     require_root()
     os.chown(tmp_path, 12345, 12345)
-
-    async def serve() -> None:
-        path = tmp_path / "control.sock"
-        async with serve_control(path, HANDLERS, required=True, owner=12345):
-            assert await request_release(path, 7.0) == 7.0
-
-    asyncio.run(serve())
+    path = tmp_path / "control.sock"
+    async with serve_control(path, HANDLERS, required=True, owner=12345):
+        assert await request_release(path, 7.0) == 7.0
 
 
-def test_a_file_of_another_is_not_opened_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_of_another_is_not_opened_to_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever changes the temporary name while the socket is made changes no other file's mode."""
     secret, bind = tmp_path / "secret", socket.socket.bind
     secret.write_text("", encoding="ascii")
@@ -221,12 +206,8 @@ def test_a_file_of_another_is_not_opened_to_all(tmp_path: Path, monkeypatch: pyt
         Path(address).symlink_to(secret)
 
     monkeypatch.setattr(socket.socket, "bind", bind_and_swap)
-
-    async def serve() -> None:
-        async with serving(tmp_path / "control.sock"):
-            pass
-
-    asyncio.run(serve())
+    async with serving(tmp_path / "control.sock"):
+        pass
     assert secret.stat().st_mode & 0o777 == 0o600
 
 
@@ -298,19 +279,15 @@ def test_passed_descriptors_do_nothing(
     assert set(asyncio.run(serve())) <= {"a request has no descriptors"}
 
 
-def test_many_mounts_of_a_stranger_delay_nobody(control: Path) -> None:
+async def test_many_mounts_of_a_stranger_delay_nobody(control: Path) -> None:
     """A user whose list of mounts takes seconds to read connects again and again; others are answered."""
-
-    async def ask() -> None:
+    with strange("mounts", "5000", str(control)):
         async with serving(control):
             for _ in range(5):
                 begun = time.monotonic()
                 assert await request_release(control, 7.0) == 7.0
                 assert time.monotonic() - begun < 1.0
                 await asyncio.sleep(0.2)
-
-    with strange("mounts", "5000", str(control)):
-        asyncio.run(ask())
 
 
 @pytest.fixture
@@ -322,24 +299,20 @@ def control() -> Iterator[Path]:
         yield Path(name) / "control.sock"
 
 
-def test_who_does_not_read_holds_little_memory(tmp_path: Path) -> None:
+async def test_who_does_not_read_holds_little_memory(tmp_path: Path) -> None:
     """Of an answer that nobody reads only a few pieces are kept for its client, and only for seconds."""
+    text = bytes(64 * 2**20)
 
-    async def serve() -> None:
-        text = bytes(64 * 2**20)
+    async def huge(*_: object) -> tuple[SnapshotHead, bytes]:
+        return SnapshotHead("1", "t", 1.0, 1.0), text
 
-        async def huge(*_: object) -> tuple[SnapshotHead, bytes]:
-            return SnapshotHead("1", "t", 1.0, 1.0), text
-
-        async with serving(tmp_path / "control.sock", snapshot=huge) as path:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-                client.connect(str(path))
-                client.send(request_bytes("GET", "/snapshot"))
-                before = _resident()
-                await asyncio.sleep(1.0)
-                assert _resident() - before < 16 * 2**20
-
-    asyncio.run(serve())
+    async with serving(tmp_path / "control.sock", snapshot=huge) as path:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.connect(str(path))
+            client.send(request_bytes("GET", "/snapshot"))
+            before = _resident()
+            await asyncio.sleep(1.0)
+            assert _resident() - before < 16 * 2**20
 
 
 def _resident() -> int:
@@ -347,36 +320,32 @@ def _resident() -> int:
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_an_answer_that_nobody_waits_for_is_not_computed(tmp_path: Path) -> None:
+async def test_an_answer_that_nobody_waits_for_is_not_computed(tmp_path: Path) -> None:
     """When its client goes, a question is given up; a release is finished."""
+    begun, ended, finished = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def serve() -> None:
-        begun, ended, finished = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    async def slow(*_: object) -> tuple[SnapshotHead, bytes]:
+        begun.set()
+        try:
+            await asyncio.sleep(LONG)
+        finally:
+            ended.set()
+        raise AssertionError
 
-        async def slow(*_: object) -> tuple[SnapshotHead, bytes]:
-            begun.set()
-            try:
-                await asyncio.sleep(LONG)
-            finally:
-                ended.set()
-            raise AssertionError
+    async def slow_release(_: float | None) -> Released:
+        begun.set()
+        await asyncio.sleep(0.5)
+        finished.set()
+        return Released(None)
 
-        async def slow_release(_: float | None) -> Released:
-            begun.set()
-            await asyncio.sleep(0.5)
-            finished.set()
-            return Released(None)
-
-        async with serving(tmp_path / "control.sock", snapshot=slow, release=slow_release) as path:
-            for request, done in ((("GET", "/snapshot"), ended), (("POST", "/resume"), finished)):
-                begun.clear()
-                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-                    client.connect(str(path))
-                    client.send(request_bytes(*request))
-                    await asyncio.wait_for(begun.wait(), SOON)
-                await asyncio.wait_for(done.wait(), SOON)
-
-    asyncio.run(serve())
+    async with serving(tmp_path / "control.sock", snapshot=slow, release=slow_release) as path:
+        for request, done in ((("GET", "/snapshot"), ended), (("POST", "/resume"), finished)):
+            begun.clear()
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+                client.connect(str(path))
+                client.send(request_bytes(*request))
+                await asyncio.wait_for(begun.wait(), SOON)
+            await asyncio.wait_for(done.wait(), SOON)
 
 
 def test_who_listens_must_be_trusted(tmp_path: Path) -> None:

@@ -50,28 +50,24 @@ def new_health() -> StorageHealth:
 
 
 @pytest.mark.parametrize("room", [0, 1, 2, 3])
-def test_a_start_without_descriptors_leaves_none_open(room: int) -> None:
+async def test_a_start_without_descriptors_leaves_none_open(room: int) -> None:
     """However many descriptors are left when the process is requested, a failure closes what was opened."""
-
-    async def run() -> None:
-        ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with ours, other:
-            ours.setblocking(False)
-            keeper = await asyncio.create_subprocess_exec("true")
-            await keeper.wait()
-            storage = Storage(keeper, ours, new_health())
-            other.send(READY)
-            before = open_descriptors()
-            with room_for(room), pytest.raises(OSError, match="Too many open files"):
-                await storage.open()
-            assert open_descriptors() - before == set()
-            other.close()
-            with pytest.raises(ConnectionError):
-                await storage._start()  # noqa: SLF001 the start of another one, without its seconds of waiting
-            assert open_descriptors() - before == set()
-            await storage.end()
-
-    asyncio.run(run())
+    ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, other:
+        ours.setblocking(False)
+        keeper = await asyncio.create_subprocess_exec("true")
+        await keeper.wait()
+        storage = Storage(keeper, ours, new_health())
+        other.send(READY)
+        before = open_descriptors()
+        with room_for(room), pytest.raises(OSError, match="Too many open files"):
+            await storage.open()
+        assert open_descriptors() - before == set()
+        other.close()
+        with pytest.raises(ConnectionError):
+            await storage._start()  # noqa: SLF001 the start of another one, without its seconds of waiting
+        assert open_descriptors() - before == set()
+        await storage.end()
 
 
 async def until_up(storage: Storage, past: StoredPast) -> None:
@@ -87,34 +83,30 @@ async def until_up(storage: Storage, past: StoredPast) -> None:
         await asyncio.sleep(0.05)
 
 
-def test_a_disk_that_answers_late_is_used_then(tmp_path: Path) -> None:
+async def test_a_disk_that_answers_late_is_used_then(tmp_path: Path) -> None:
     """A disk that hangs at the start is an error until it answers; then samples are stored."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     where = tmp_path / "past"
     config = {"path": str(where), "retention": 1e6, "size": 2**29, "user": None, "host": "machine-1"}
-
-    async def run() -> None:
-        ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        hanging = ["sh", "-c", 'read _ < "$0"; exec "$@"', str(gate)]
-        command = keeper_command(json.dumps(config), *settings())
-        with other:
-            keeper = await asyncio.create_subprocess_exec(*hanging, *command, stdin=other.fileno())
-        storage = Storage(keeper, ours, new_health())
-        with pytest.raises(asyncio.TimeoutError):
-            await storage.open(0.01)
-        with pytest.raises(StorageError, match=NOT_OPENED):
-            await storage.request({"ask": "restore"})
-        running = asyncio.create_task(storage.run())
-        past = StoredPast(tmp_path / "other", night(1, Random(1)))  # noqa: S311 a simulation
-        await asyncio.get_running_loop().run_in_executor(None, gate.write_text, "\n")
-        await asyncio.wait_for(until_up(storage, past), 60)
-        assert storage.health.figures().restarts == 0
-        running.cancel()
-        await storage.end()
-
-    asyncio.run(run())
+    ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    hanging = ["sh", "-c", 'read _ < "$0"; exec "$@"', str(gate)]
+    command = keeper_command(json.dumps(config), *settings())
+    with other:
+        keeper = await asyncio.create_subprocess_exec(*hanging, *command, stdin=other.fileno())
+    storage = Storage(keeper, ours, new_health())
+    with pytest.raises(asyncio.TimeoutError):
+        await storage.open(0.01)
+    with pytest.raises(StorageError, match=NOT_OPENED):
+        await storage.request({"ask": "restore"})
+    running = asyncio.create_task(storage.run())
+    past = StoredPast(tmp_path / "other", night(1, Random(1)))  # noqa: S311 a simulation
+    await asyncio.get_running_loop().run_in_executor(None, gate.write_text, "\n")
+    await asyncio.wait_for(until_up(storage, past), 60)
+    assert storage.health.figures().restarts == 0
+    running.cancel()
+    await storage.end()
     assert list(where.iterdir())
 
 

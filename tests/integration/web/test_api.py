@@ -81,14 +81,10 @@ def test_a_holding_says_what_to_do_and_how_it_grew() -> None:
     assert told[9] == (None, None)
 
 
-def test_an_unknown_schema_is_not_there() -> None:
+async def test_an_unknown_schema_is_not_there() -> None:
     """Only the documents that exist have a schema."""
-
-    async def test() -> None:
-        async with served(Shown()) as client:
-            assert (await client.ask("/api/v1/schema/nothing")).status == 404
-
-    run(test)
+    async with served(Shown()) as client:
+        assert (await client.ask("/api/v1/schema/nothing")).status == 404
 
 
 def test_the_ledger_tells_every_holding_with_its_evidence() -> None:

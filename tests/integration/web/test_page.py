@@ -41,25 +41,21 @@ async def everything(client: Client, **headers: str) -> dict[str, Answer]:
     return {"/": first, **{link: await client.ask(f"/{link}", **headers) for link in files}}
 
 
-def test_every_file_that_the_page_names_is_there_and_kept() -> None:
+async def test_every_file_that_the_page_names_is_there_and_kept() -> None:
     """Each file of the page exists, can be cached for ever, and has the policy and its type."""
     kinds = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg", "": "text/html"}
-
-    async def test() -> None:
-        async with served(Shown(crowd(1, 1))) as client:
-            found = await everything(client)
-        assert {Path(path).name for path in found if path != "/"} >= {
-            path.name for path in FOLDER.iterdir() if path.suffix in (".js", ".css", ".svg")
-        }
-        for path, answer in found.items():
-            assert answer.status == 200, path
-            assert answer.headers["X-Content-Type-Options"] == "nosniff"
-            assert answer.headers["Content-Security-Policy"] == page.CONTENT_SECURITY_POLICY
-            kept = "no-cache" if path == "/" else "public, max-age=31536000, immutable"
-            assert answer.headers["Cache-Control"] == kept
-            assert answer.headers["Content-Type"].startswith(kinds[Path(path).suffix])
-
-    run(test)
+    async with served(Shown(crowd(1, 1))) as client:
+        found = await everything(client)
+    assert {Path(path).name for path in found if path != "/"} >= {
+        path.name for path in FOLDER.iterdir() if path.suffix in (".js", ".css", ".svg")
+    }
+    for path, answer in found.items():
+        assert answer.status == 200, path
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Content-Security-Policy"] == page.CONTENT_SECURITY_POLICY
+        kept = "no-cache" if path == "/" else "public, max-age=31536000, immutable"
+        assert answer.headers["Cache-Control"] == kept
+        assert answer.headers["Content-Type"].startswith(kinds[Path(path).suffix])
 
 
 def test_the_policy_forbids_what_is_inline_and_what_is_elsewhere() -> None:
@@ -86,31 +82,23 @@ def test_the_files_keep_to_the_policy(path: Path) -> None:
     assert not re.search(r"<style|\sstyle=|\son\w+=|<script>", text)
 
 
-def test_a_file_that_has_not_changed_is_not_sent_again() -> None:
+async def test_a_file_that_has_not_changed_is_not_sent_again() -> None:
     """With the tag of a cached file a browser gets 304; for another encoding or version it gets the file."""
-
-    async def test() -> None:
-        async with served(Shown(crowd(1, 1))) as client:
-            first = await client.ask("/")
-            tag = first.headers["ETag"]
-            assert (await client.ask("/", If_None_Match=tag)).status == 304
-            assert (await client.ask("/", If_None_Match=f'"other", W/{tag}')).status == 304
-            packed = await client.ask("/", If_None_Match=tag, Accept_Encoding="gzip")
-            assert packed.status == 200
-            assert gzip.decompress(packed.body) == first.body
-
-    run(test)
+    async with served(Shown(crowd(1, 1))) as client:
+        first = await client.ask("/")
+        tag = first.headers["ETag"]
+        assert (await client.ask("/", If_None_Match=tag)).status == 304
+        assert (await client.ask("/", If_None_Match=f'"other", W/{tag}')).status == 304
+        packed = await client.ask("/", If_None_Match=tag, Accept_Encoding="gzip")
+        assert packed.status == 200
+        assert gzip.decompress(packed.body) == first.body
 
 
-def test_all_of_it_is_small() -> None:
+async def test_all_of_it_is_small() -> None:
     """The page with all its files is below 150 kB on the wire, with room for a first event."""
-
-    async def test() -> None:
-        async with served(Shown(crowd(1, 1))) as client:
-            found = await everything(client, Accept_Encoding="gzip")
-        assert sum(len(answer.body) for answer in found.values()) < 100_000
-
-    run(test)
+    async with served(Shown(crowd(1, 1))) as client:
+        found = await everything(client, Accept_Encoding="gzip")
+    assert sum(len(answer.body) for answer in found.values()) < 100_000
 
 
 def test_the_page_names_itself_and_links_to_the_rest() -> None:
@@ -183,22 +171,14 @@ def test_each_runbook_is_served_with_the_policy_of_the_page() -> None:
 
 
 @pytest.mark.parametrize("config", [LOOPBACK, replace(LOOPBACK, page=False, telemetry_path="/gpu")])
-def test_every_link_leads_somewhere(config: Config) -> None:
+async def test_every_link_leads_somewhere(config: Config) -> None:
     """Files, other runbooks, the way back and the metrics work, with and without the live page."""
-
-    async def test() -> None:
-        async with served(Shown(crowd(1, 1)), config) as client:
-            found = {
-                path: await client.ask(path) for path in ["/runbooks/", *(f"/runbooks/{n}" for n in NAMES)]
-            }
-            linked = {
-                urljoin(path, link) for path, each in found.items() for link in LINKS.findall(each.text)
-            }
-            broken = [path for path in sorted(linked) if (await client.ask(path)).status != 200]
-        assert broken == []
-        assert {f"/runbooks/{name}" for name in NAMES} - {"/runbooks/index"} <= linked
-
-    run(test)
+    async with served(Shown(crowd(1, 1)), config) as client:
+        found = {path: await client.ask(path) for path in ["/runbooks/", *(f"/runbooks/{n}" for n in NAMES)]}
+        linked = {urljoin(path, link) for path, each in found.items() for link in LINKS.findall(each.text)}
+        broken = [path for path in sorted(linked) if (await client.ask(path)).status != 200]
+    assert broken == []
+    assert {f"/runbooks/{name}" for name in NAMES} - {"/runbooks/index"} <= linked
 
 
 def test_the_index_is_at_the_folder() -> None:
@@ -209,12 +189,8 @@ def test_the_index_is_at_the_folder() -> None:
     assert len(re.findall("<li>", index.text)) == len(NAMES) - 1
 
 
-def test_a_runbook_that_has_not_changed_is_not_sent_again() -> None:
+async def test_a_runbook_that_has_not_changed_is_not_sent_again() -> None:
     """With the tag of a cached page a browser gets 304."""
-
-    async def test() -> None:
-        async with served(Shown(crowd(1, 1))) as client:
-            tag = (await client.ask("/runbooks/GpuMemoryDead")).headers["ETag"]
-            assert (await client.ask("/runbooks/GpuMemoryDead", If_None_Match=tag)).status == 304
-
-    run(test)
+    async with served(Shown(crowd(1, 1))) as client:
+        tag = (await client.ask("/runbooks/GpuMemoryDead")).headers["ETag"]
+        assert (await client.ask("/runbooks/GpuMemoryDead", If_None_Match=tag)).status == 304

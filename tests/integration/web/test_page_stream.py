@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.builders import MIB, NOW, Shown, agent, crowd, device, failed, holding, snapshot
-from tests.support.serving import run, served, until
+from tests.support.serving import served, until
 from vramledger.model.snapshot import Snapshot, State
 from vramledger.web import page_stream
 from vramledger.web.page_rows import changed_rows, page_rows
@@ -99,27 +99,20 @@ def without_growth(found: dict[str, Any]) -> Any:  # noqa: ANN401 a JSON documen
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
-def test_a_viewer_gets_all_and_then_what_changes(version: str, *, packed: bool) -> None:
+async def test_a_viewer_gets_all_and_then_what_changes(version: str, *, packed: bool) -> None:
     """The first event has every row, the next ones only changed rows, and they add up; also compressed."""
-
-    async def test() -> None:
-        shown = Shown(crowd(2, 8))
-        async with served(shown) as client, stream(client.port, packed=packed, version=version) as viewer:
-            first = await viewer.next()
-            assert first["full"]
-            assert len(first["rows"]) == 1 + 2 + 16
-            for serial, turn, seconds in (
-                (2, 0, 61),
-                (3, 1, 62),
-            ):  # the second of two samples: growth is known
-                shown.snapshot = replace(crowd(2, 8, turn=turn, serial=serial), time=NOW + seconds)
-                while not (event := await viewer.next())["rows"]:
-                    pass
-                assert not event["full"]
-            assert 0 < len(event["rows"]) < len(first["rows"])
-            assert without_growth(viewer.rows) == without_growth(page_rows(shown.snapshot, {}, ready=True))
-
-    run(test)
+    shown = Shown(crowd(2, 8))
+    async with served(shown) as client, stream(client.port, packed=packed, version=version) as viewer:
+        first = await viewer.next()
+        assert first["full"]
+        assert len(first["rows"]) == 1 + 2 + 16
+        for serial, turn, seconds in ((2, 0, 61), (3, 1, 62)):  # the second of two samples: growth is known
+            shown.snapshot = replace(crowd(2, 8, turn=turn, serial=serial), time=NOW + seconds)
+            while not (event := await viewer.next())["rows"]:
+                pass
+            assert not event["full"]
+        assert 0 < len(event["rows"]) < len(first["rows"])
+        assert without_growth(viewer.rows) == without_growth(page_rows(shown.snapshot, {}, ready=True))
 
 
 def test_what_counts_seconds_does_not_change_rows() -> None:
@@ -160,7 +153,7 @@ def test_an_agent_at_work_does_not_change_rows() -> None:
     assert shown[f"{uuid}/7"]["working_now"] is True
 
 
-def test_one_render_serves_all_viewers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_render_serves_all_viewers(monkeypatch: pytest.MonkeyPatch) -> None:
     """With any number of viewers each sample is rendered once, and each viewer gets the same."""
     rendered: list[int] = []
 
@@ -169,45 +162,37 @@ def test_one_render_serves_all_viewers(monkeypatch: pytest.MonkeyPatch) -> None:
         return page_rows(shot, *arguments, **named)
 
     monkeypatch.setattr(page_stream, "page_rows", counted)
-
-    async def test() -> None:
-        shown = Shown(crowd(1, 4))
-        async with served(shown) as client:
-            viewers = [stream(client.port) for _ in range(20)]
-            opened = [await each.__aenter__() for each in viewers]
-            assert all([(await each.next())["full"] for each in opened])
-            for serial in (2, 3):
-                shown.snapshot = crowd(1, 4, turn=serial, serial=serial)
-                for one in opened:
-                    while not (await one.next())["rows"]:
-                        pass
-            assert all(one.rows == opened[0].rows for one in opened)
-            for manager in viewers:
-                await manager.__aexit__(None, None, None)
-        assert rendered == [1, 2, 3]
-
-    run(test)
+    shown = Shown(crowd(1, 4))
+    async with served(shown) as client:
+        viewers = [stream(client.port) for _ in range(20)]
+        opened = [await each.__aenter__() for each in viewers]
+        assert all([(await each.next())["full"] for each in opened])
+        for serial in (2, 3):
+            shown.snapshot = crowd(1, 4, turn=serial, serial=serial)
+            for one in opened:
+                while not (await one.next())["rows"]:
+                    pass
+        assert all(one.rows == opened[0].rows for one in opened)
+        for manager in viewers:
+            await manager.__aexit__(None, None, None)
+    assert rendered == [1, 2, 3]
 
 
-def test_a_viewer_that_reads_nothing_costs_the_others_nothing() -> None:
+async def test_a_viewer_that_reads_nothing_costs_the_others_nothing() -> None:
     """A viewer that does not read does not delay others, and does not delay the exporter's stop."""
-
-    async def test() -> None:
-        shown = Shown(crowd(8, 64))
-        async with served(shown) as client:
-            reader, writer = await asyncio.open_connection("127.0.0.1", client.port, limit=1024)
-            writer.write(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            await reader.readuntil(b"\r\n\r\n")
-            async with stream(client.port) as viewer:
-                await viewer.next()
-                for serial in range(2, 40):
-                    shown.snapshot = crowd(8, 64, turn=serial, serial=serial)
-                    while not (event := await viewer.next())["rows"]:
-                        pass
-                    assert not event["full"]
-            await closed(writer)
-
-    run(test)
+    shown = Shown(crowd(8, 64))
+    async with served(shown) as client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port, limit=1024)
+        writer.write(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        async with stream(client.port) as viewer:
+            await viewer.next()
+            for serial in range(2, 40):
+                shown.snapshot = crowd(8, 64, turn=serial, serial=serial)
+                while not (event := await viewer.next())["rows"]:
+                    pass
+                assert not event["full"]
+        await closed(writer)
 
 
 class Full(asyncio.Transport):
@@ -241,61 +226,45 @@ def test_a_viewer_that_stalls_is_skipped_and_then_dropped() -> None:
     assert viewer.ended.is_set()
 
 
-def test_a_failure_takes_the_devices_away() -> None:
+async def test_a_failure_takes_the_devices_away() -> None:
     """After a failed sample there is no row of a device or holder, and the host's row says why."""
-
-    async def test() -> None:
-        shown = Shown(crowd(1, 2))
-        async with served(shown) as client, stream(client.port) as viewer:
+    shown = Shown(crowd(1, 2))
+    async with served(shown) as client, stream(client.port) as viewer:
+        await viewer.next()
+        shown.snapshot = replace(failed(), serial=2)
+        while viewer.rows.keys() != {""}:
             await viewer.next()
-            shown.snapshot = replace(failed(), serial=2)
-            while viewer.rows.keys() != {""}:
-                await viewer.next()
-            assert viewer.rows[""]["up"] is False
-            assert viewer.rows[""]["failure"]["reason"] == "no-library"
-
-    run(test)
+        assert viewer.rows[""]["up"] is False
+        assert viewer.rows[""]["failure"]["reason"] == "no-library"
 
 
-def test_silence_is_filled() -> None:
+async def test_silence_is_filled() -> None:
     """Without a new sample an empty event is sent, so that a viewer knows that the exporter runs."""
-
-    async def test() -> None:
-        async with served(Shown(crowd(1, 1))) as client, stream(client.port) as viewer:
-            await viewer.next()
-            assert await viewer.next() == {"full": False, "rows": {}, "gone": []}
-
-    run(test)
+    async with served(Shown(crowd(1, 1))) as client, stream(client.port) as viewer:
+        await viewer.next()
+        assert await viewer.next() == {"full": False, "rows": {}, "gone": []}
 
 
-def test_viewers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_viewers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Above the limit a stream is refused; when a viewer leaves there is room again."""
     monkeypatch.setattr(page_stream, "VIEWERS_MAX", 1)
-
-    async def test() -> None:
-        async with served(Shown(crowd(1, 1))) as client:
-            async with stream(client.port) as viewer:
-                await viewer.next()
-                assert (await client.ask("/api/v1/events")).status == 503
-
-            async def room() -> bool:
-                return (await client.ask("/api/v1/events", "HEAD")).status == 200
-
-            await until(room)
-
-    run(test)
-
-
-def test_streams_end_when_the_exporter_stops() -> None:
-    """An open stream does not prevent the exporter's stop, and ends in order."""
-
-    async def test() -> None:
-        async with served(Shown(snapshot(device(0, [holding(1, MIB)])))) as client:
-            manager = stream(client.port)
-            viewer = await manager.__aenter__()
+    async with served(Shown(crowd(1, 1))) as client:
+        async with stream(client.port) as viewer:
             await viewer.next()
-        with pytest.raises((EOFError, ConnectionError, asyncio.IncompleteReadError)):
-            await viewer.to_the_end()
-        await manager.__aexit__(None, None, None)
+            assert (await client.ask("/api/v1/events")).status == 503
 
-    run(test)
+        async def room() -> bool:
+            return (await client.ask("/api/v1/events", "HEAD")).status == 200
+
+        await until(room)
+
+
+async def test_streams_end_when_the_exporter_stops() -> None:
+    """An open stream does not prevent the exporter's stop, and ends in order."""
+    async with served(Shown(snapshot(device(0, [holding(1, MIB)])))) as client:
+        manager = stream(client.port)
+        viewer = await manager.__aenter__()
+        await viewer.next()
+    with pytest.raises((EOFError, ConnectionError, asyncio.IncompleteReadError)):
+        await viewer.to_the_end()
+    await manager.__aexit__(None, None, None)

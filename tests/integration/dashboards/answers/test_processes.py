@@ -135,15 +135,7 @@ def test_the_first_step_is_that_of_the_worst_that_is_known(engine: Engine) -> No
     """What is known of a holder beyond its state decides: no program in trouble has the step none."""
     steps = {
         node: {str(row["step"]) for row in value(engine, "vramledger-node", "Holders", instance=node)}
-        for node in (
-            "leak",
-            "hoarder",
-            "stopped",
-            "apart",
-            "waits",
-            "fragmented",
-            "out-of-memory",
-        )
+        for node in ("leak", "hoarder", "stopped", "apart", "waits", "fragmented", "out-of-memory")
     }
 
     assert steps["leak"] == {LEAKS}

@@ -7,24 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dashboards.src.queries import (
-    DOWN,
-    DRIVER_LOST,
-    PARTLY_BLIND,
-    RELEASED,
-    STALLED,
-    WATCHING,
-    WITHOUT_RULES,
-)
-from dashboards.src.reasons import (
-    NO_DEVICE,
-    NO_DRIVER,
-    NO_RULES,
-    NO_SOURCE,
-    NOT_WATCHED,
-    NOTHING,
-    STOPPED,
-)
+from dashboards.src.queries import DOWN, DRIVER_LOST, PARTLY_BLIND, RELEASED, STALLED, WATCHING, WITHOUT_RULES
+from dashboards.src.reasons import NO_DEVICE, NO_DRIVER, NO_RULES, NO_SOURCE, NOT_WATCHED, NOTHING, STOPPED
 from tests.support.dashboards import database
 from tests.support.dashboards.database import Samples
 from tests.support.dashboards.figures import value
