@@ -55,10 +55,10 @@ def trusting(authority: Pair, own: Pair | None = None) -> ssl.SSLContext:
     return context
 
 
-def write_config(file: Path, text: str) -> None:
-    """Write a web configuration file that no other user can read."""
+def write_config(file: Path, text: str, mode: int = 0o600) -> None:
+    """Write a web configuration file that, with this mode, no other user can read."""
     file.write_text(text, encoding="utf-8")
-    file.chmod(0o600)
+    file.chmod(mode)
 
 
 @asynccontextmanager

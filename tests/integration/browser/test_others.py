@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.browser.conftest import Look, Looking
+from tests.integration.browser.conftest import Looking
 from tests.support.builders import NOW, Shown, crowd
 from tests.support.certificates import Authority
-from tests.support.chromium import tab
+from tests.support.chromium import Tab, tab
 from tests.support.real_snapshots import NAMES, read
 from tests.support.secured import ALICE, USERS, write_config
 from tests.support.serving import LOOPBACK
@@ -60,38 +60,36 @@ CUT_OFF = (
 async def test_a_runbook_can_be_read(look: Looking, name: str, width: int, theme: str) -> None:
     """Nothing is cut off and axe-core finds no violation: in both themes, on a screen and on a phone."""
     axe = resources.files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8")
-    async with look(Shown(crowd(1, 1))) as view:
-        await view.tab.size(width, 900, mobile=width < 600)
-        await view.tab.prefer(prefers_color_scheme=theme)
-        await view.tab.go(f"{view.url}runbooks/{name}")
-        assert await view.tab.run(CUT_OFF) == []
-        assert await view.tab.run("document.documentElement.scrollWidth") == width
-        ground = await view.tab.run("getComputedStyle(document.body).backgroundColor")
+    async with look(Shown(crowd(1, 1))) as page:
+        await page.size(width, 900, mobile=width < 600)
+        await page.prefer(prefers_color_scheme=theme)
+        await page.go(f"{await page.run('location.href')}runbooks/{name}")
+        assert await page.run(CUT_OFF) == []
+        assert await page.run("document.documentElement.scrollWidth") == width
+        ground = await page.run("getComputedStyle(document.body).backgroundColor")
         assert ground == ("rgb(13, 17, 23)" if theme == "dark" else "rgb(244, 246, 248)")
-        await view.tab.run(f"{axe}; 0")
-        found = await view.tab.run(
-            "axe.run().then(r => r.violations.map(v => [v.id, v.nodes.map(n => n.html)]))"
-        )
+        await page.run(f"{axe}; 0")
+        found = await page.run("axe.run().then(r => r.violations.map(v => [v.id, v.nodes.map(n => n.html)]))")
         assert found == []
 
 
-async def follow(view: Look, link: str) -> None:
+async def follow(page: Tab, link: str) -> None:
     """Follow a link; its page is gone afterwards, and cannot report the click."""
-    await view.tab.run(f"setTimeout(() => document.querySelector({json.dumps(link)}).click())")
+    await page.run(f"setTimeout(() => document.querySelector({json.dumps(link)}).click())")
 
 
 async def test_from_the_page_to_a_runbook_and_back(look: Looking) -> None:
     """The page links to the list, the list to each runbook, a runbook to others and back to this host."""
-    async with look(Shown(crowd(1, 1))) as view:
-        await view.tab.until("document.querySelector('#rows tr') !== null")
-        await follow(view, "nav a[href='runbooks/']")
-        await view.tab.until("document.querySelectorAll('.index li').length > 30")
-        await follow(view, ".index a[href=GpuMemoryGrowing]")
-        await view.tab.until("document.querySelector('.runbook h2')?.innerText === 'GpuMemoryGrowing'")
-        await follow(view, ".runbook a[href=GpuMemoryLeakSuspected]")
-        await view.tab.until("document.querySelector('.runbook h2')?.innerText === 'GpuMemoryLeakSuspected'")
-        await follow(view, "nav a:first-child")
-        await view.tab.until("document.querySelector('#rows tr') !== null")
+    async with look(Shown(crowd(1, 1))) as page:
+        await page.until("document.querySelector('#rows tr') !== null")
+        await follow(page, "nav a[href='runbooks/']")
+        await page.until("document.querySelectorAll('.index li').length > 30")
+        await follow(page, ".index a[href=GpuMemoryGrowing]")
+        await page.until("document.querySelector('.runbook h2')?.innerText === 'GpuMemoryGrowing'")
+        await follow(page, ".runbook a[href=GpuMemoryLeakSuspected]")
+        await page.until("document.querySelector('.runbook h2')?.innerText === 'GpuMemoryLeakSuspected'")
+        await follow(page, "nav a:first-child")
+        await page.until("document.querySelector('#rows tr') !== null")
 
 
 OVER = """

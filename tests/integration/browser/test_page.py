@@ -8,7 +8,7 @@ from importlib import resources
 import pytest
 from msgspec import structs
 
-from tests.integration.browser.conftest import Look, Looking
+from tests.integration.browser.conftest import Looking
 from tests.support.builders import (
     KV_CACHE,
     MIB,
@@ -22,7 +22,7 @@ from tests.support.builders import (
     process,
     snapshot,
 )
-from tests.support.chromium import tab
+from tests.support.chromium import Tab, tab
 from tests.support.hostile import HOSTILE, hostile
 from tests.support.serving import LOOPBACK, served
 from vramledger.model.holder_facts import KvCache
@@ -38,7 +38,6 @@ from vramledger.model.snapshot import (
 )
 
 GIB = 1024 * MIB
-DRAWN = "document.querySelectorAll('#rows tr').length > 0"
 
 
 def incident(serial: int = 1, *, grown: int = 0) -> Snapshot:
@@ -59,9 +58,9 @@ def incident(serial: int = 1, *, grown: int = 0) -> Snapshot:
     return replace(shot, time=NOW + serial)
 
 
-async def column(view: Look, name: str) -> list[str]:
+async def column(page: Tab, name: str) -> list[str]:
     """Return a column's texts from top to bottom, the first line of each cell."""
-    return await view.tab.texts(f"#rows .column-{name} .first, #rows .column-{name}:not(:has(.first))")
+    return await page.texts(f"#rows .column-{name} .first, #rows .column-{name}:not(:has(.first))")
 
 
 @pytest.mark.parametrize(
@@ -78,10 +77,9 @@ async def column(view: Look, name: str) -> list[str]:
 )
 async def test_the_details_show_the_kv_cache(look: Looking, told: KvCache | None, shown: str | None) -> None:
     """What a holder's vLLM server says is in its details; without an answer nothing is said of it."""
-    async with look(Shown(replace(incident(), kv_caches={} if told is None else {7: told}))) as view:
-        await view.tab.until(DRAWN)
-        await view.tab.click("#rows tr:first-child .disclose")
-        words = await view.tab.texts(".details dt, .details dd")
+    async with look(Shown(replace(incident(), kv_caches={} if told is None else {7: told}))) as page:
+        await page.click("#rows tr:first-child .disclose")
+        words = await page.texts(".details dt, .details dd")
         if shown is None:
             assert "KV cache" not in words
         else:
@@ -90,52 +88,48 @@ async def test_the_details_show_the_kv_cache(look: Looking, told: KvCache | None
 
 async def test_the_page_shows_devices_and_holders(look: Looking) -> None:
     """Each device has its ledger in figures, and each holder its owner, state, bytes and what to do."""
-    async with look(Shown(incident())) as view:
-        await view.tab.until(DRAWN)
-        assert await column(view, "pid") == ["7", "8", "9", "10"]
-        assert await column(view, "owner") == ["carol", "ada", "bob", "unknown owner"]
-        assert await column(view, "state") == ["idle", "active", "orphaned", "dead"]
-        assert await column(view, "memory") == ["60.0 GiB", "20.0 GiB", "3.00 GiB", "1.00 GiB"]
-        (idle, active, orphaned, dead) = await view.tab.texts("#rows .column-todo")
+    async with look(Shown(incident())) as page:
+        assert await column(page, "pid") == ["7", "8", "9", "10"]
+        assert await column(page, "owner") == ["carol", "ada", "bob", "unknown owner"]
+        assert await column(page, "state") == ["idle", "active", "orphaned", "dead"]
+        assert await column(page, "memory") == ["60.0 GiB", "20.0 GiB", "3.00 GiB", "1.00 GiB"]
+        (idle, active, orphaned, dead) = await page.texts("#rows .column-todo")
         assert "vramledger end --pid 7" in idle
         assert active == ""
         assert "vramledger end --pid 9" in orphaned
         assert "nvidia-smi --gpu-reset -i 1" in dead
-        legend = await view.tab.texts(".card:first-child .legend div")
+        legend = await page.texts(".card:first-child .legend div")
         assert legend[:2] == ["active20.0 GiB", "idle60.0 GiB"]
-        assert "64.0 GiB" in await view.tab.text(".waste")
-        assert "stray.py" in " ".join(await view.tab.texts(".card:last-child .extras summary + ul li")) or (
-            "1 hidden" in await view.tab.text(".card:last-child .extras")
+        assert "64.0 GiB" in await page.text(".waste")
+        assert "stray.py" in " ".join(await page.texts(".card:last-child .extras summary + ul li")) or (
+            "1 hidden" in await page.text(".card:last-child .extras")
         )
 
 
 async def test_what_belongs_to_no_process_is_not_held_without_work(look: Looking) -> None:
     """The driver's own few MiB beside holders that work are not waste: the headline is wasted bytes alone."""
     noisy = device(0, [holding(8, 20 * GIB, sm=0.5, last_active=NOW)], unattributed=9 * MIB)
-    async with look(Shown(snapshot(noisy, processes=[process(8)]))) as view:
-        await view.tab.until(DRAWN)
-        assert await view.tab.text(".waste") == "nothing held without work"
-        assert "unattributed9.00 MiB" in await view.tab.texts(".card .legend div")
+    async with look(Shown(snapshot(noisy, processes=[process(8)]))) as page:
+        assert await page.text(".waste") == "nothing held without work"
+        assert "unattributed9.00 MiB" in await page.texts(".card .legend div")
 
 
 async def test_what_is_not_proven_is_not_denied(look: Looking) -> None:
     """Memory that is idle only by inference is in the headline, apart from what is certainly wasted."""
     perhaps = replace(holding(8, 58 * GIB, State.IDLE), working=None)
-    async with look(Shown(snapshot(device(0, [perhaps]), processes=[process(8)]))) as view:
-        await view.tab.until(DRAWN)
-        assert await view.tab.text(".waste") == "58.0 GiB (41%) idle or orphaned, not proven"
+    async with look(Shown(snapshot(device(0, [perhaps]), processes=[process(8)]))) as page:
+        assert await page.text(".waste") == "58.0 GiB (41%) idle or orphaned, not proven"
 
 
 async def test_a_ghost_device_says_so_on_a_phone_too(look: Looking) -> None:
     """Only its card says that no process uses the GPU, and the page stays as wide as the screen."""
     ghost = replace(device(1, utilization={"gpu": 1.0, "memory": 0.0}), ghost=True, ghost_since=NOW)
-    async with look(Shown(snapshot(device(0, [holding(7)]), ghost, processes=[process(7)]))) as view:
-        await view.tab.size(360, 740, mobile=True)
-        await view.tab.until(DRAWN)
-        (said,) = await view.tab.texts(".card .ghost:not([hidden])")
+    async with look(Shown(snapshot(device(0, [holding(7)]), ghost, processes=[process(7)]))) as page:
+        await page.size(360, 740, mobile=True)
+        (said,) = await page.texts(".card .ghost:not([hidden])")
         assert said.startswith("Busy for minutes at idle power, and no process uses it.")
-        assert await view.tab.texts(".card:first-child .ghost:not([hidden])") == []
-        assert await view.tab.run("document.documentElement.scrollWidth") <= 360
+        assert await page.texts(".card:first-child .ghost:not([hidden])") == []
+        assert await page.run("document.documentElement.scrollWidth") <= 360
 
 
 async def test_a_notebook_does_not_take_the_place_of_its_user(look: Looking) -> None:
@@ -143,60 +137,57 @@ async def test_a_notebook_does_not_take_the_place_of_its_user(look: Looking) -> 
     known = process(7, user="bob", command="notebook")
     assert known.facts is not None
     forged = replace(known, facts=structs.replace(known.facts, owner=Owner("user", "bob", notebook="alice")))
-    async with look(Shown(snapshot(device(0, [holding(7)]), processes=[forged]))) as view:
-        await view.tab.until(DRAWN)
-        assert await column(view, "owner") == ["bob"]
-        assert "notebook, alice" in await view.tab.text("#rows")
+    async with look(Shown(snapshot(device(0, [holding(7)]), processes=[forged]))) as page:
+        assert await column(page, "owner") == ["bob"]
+        assert "notebook, alice" in await page.text("#rows")
 
 
 async def test_a_new_sample_changes_the_page_by_itself(look: Looking) -> None:
     """Bytes, new holders and ended holders appear without a reload."""
-    async with look(Shown(incident())) as view:
-        await view.tab.until(DRAWN)
-        await view.tab.run("window.same = document.querySelector('#rows tr')")
-        view.publish(incident(2, grown=5 * GIB))
-        await view.tab.until("document.querySelector('#rows').innerText.includes('25.0 GiB')")
+    shown = Shown(incident())
+    async with look(shown) as page:
+        await page.run("window.same = document.querySelector('#rows tr')")
+        shown.snapshot = incident(2, grown=5 * GIB)
+        await page.until("document.querySelector('#rows').innerText.includes('25.0 GiB')")
         only = snapshot(device(0, [holding(7, 60 * GIB, State.IDLE), holding(11, GIB)]), serial=3)
-        view.publish(replace(only, time=NOW + 3))
-        await view.tab.until("document.querySelectorAll('#rows tr').length === 2")
-        assert await column(view, "pid") == ["7", "11"]
-        assert await view.tab.run("window.same === document.querySelector('#rows tr')")
+        shown.snapshot = replace(only, time=NOW + 3)
+        await page.until("document.querySelectorAll('#rows tr').length === 2")
+        assert await column(page, "pid") == ["7", "11"]
+        assert await page.run("window.same === document.querySelector('#rows tr')")
 
 
 async def test_columns_sort_both_ways(look: Looking) -> None:
     """A click on a heading sorts by it, a second one the other way, and the heading says so."""
-    async with look(Shown(incident())) as view:
-        await view.tab.until(DRAWN)
-        await view.tab.click("th.column-pid button")
-        assert await column(view, "pid") == ["7", "8", "9", "10"]
-        await view.tab.click("th.column-pid button")
-        assert await column(view, "pid") == ["10", "9", "8", "7"]
-        assert await view.tab.run("document.querySelector('th.column-pid').ariaSort") == "descending"
-        await view.tab.click("th.column-state button")
-        assert await column(view, "state") == ["dead", "orphaned", "idle", "active"]
+    async with look(Shown(incident())) as page:
+        await page.click("th.column-pid button")
+        assert await column(page, "pid") == ["7", "8", "9", "10"]
+        await page.click("th.column-pid button")
+        assert await column(page, "pid") == ["10", "9", "8", "7"]
+        assert await page.run("document.querySelector('th.column-pid').ariaSort") == "descending"
+        await page.click("th.column-state button")
+        assert await column(page, "state") == ["dead", "orphaned", "idle", "active"]
 
 
 async def test_holders_are_found_by_state_gpu_and_words(look: Looking) -> None:
     """The state buttons, the choice of a GPU and the search filter the table; the page shows the count."""
-    async with look(Shown(incident())) as view:
-        await view.tab.until(DRAWN)
-        await view.tab.click("[data-state=idle].state-button")
-        assert await column(view, "pid") == ["7"]
-        assert await view.tab.text("#count") == "1 of 4 holders"
-        await view.tab.click("#reset")
-        assert len(await column(view, "pid")) == 4
-        await view.tab.run("document.querySelector('#find').focus()")
-        await view.tab.type("bob rank")
-        assert await column(view, "pid") == ["9"]
-        await view.tab.click("#reset")
-        await view.tab.run(
+    async with look(Shown(incident())) as page:
+        await page.click("[data-state=idle].state-button")
+        assert await column(page, "pid") == ["7"]
+        assert await page.text("#count") == "1 of 4 holders"
+        await page.click("#reset")
+        assert len(await column(page, "pid")) == 4
+        await page.run("document.querySelector('#find').focus()")
+        await page.type("bob rank")
+        assert await column(page, "pid") == ["9"]
+        await page.click("#reset")
+        await page.run(
             "(() => { const g = document.querySelector('#gpu'); g.selectedIndex = 2;"
             " g.dispatchEvent(new Event('change')); })()"
         )
-        assert await column(view, "pid") == ["9", "10"]
-        await view.tab.run("document.querySelector('#find').focus()")
-        await view.tab.type("nobody like that")
-        assert await view.tab.text("#empty") == "No holder matches."
+        assert await column(page, "pid") == ["9", "10"]
+        await page.run("document.querySelector('#find').focus()")
+        await page.type("nobody like that")
+        assert await page.text("#empty") == "No holder matches."
 
 
 def insight() -> Snapshot:
@@ -222,38 +213,38 @@ def insight() -> Snapshot:
 
 async def test_what_the_agent_says_stands_beside_the_memory(look: Looking) -> None:
     """Bytes in use, taken and reclaimable are shown with the command; a silent agent has no zeros."""
-    async with look(Shown(insight())) as view:
-        await view.tab.until(DRAWN)
-        assert await view.tab.texts("#rows .used-inside") == ["10.0 GiB in use"]
-        await view.tab.click("#rows tr .disclose")
-        facts = await view.tab.text("#rows .details")
+    shown = Shown(insight())
+    async with look(shown) as page:
+        assert await page.texts("#rows .used-inside") == ["10.0 GiB in use"]
+        await page.click("#rows tr .disclose")
+        facts = await page.text("#rows .details")
         assert "10.0 GiB in use of 32.0 GiB taken from the driver; 20.0 GiB could be freed" in facts
         assert "vramledger reclaim 7" in facts
         assert "8.00 GiB: context, libraries, other code" in facts
         assert "20.0 GiB" in facts
         assert "1.00 MiB requested: the memory that the program uses grows" in facts
         silent = AgentSnapshot(up=False, problem="silent", why="it is connected but sends no reports")
-        view.publish(replace(insight(), serial=2, time=NOW + 1, agents={7: silent}))
-        await view.tab.until("document.querySelector('#rows .details').innerText.includes('silent')")
-        assert await view.tab.texts("#rows .used-inside") == [""]
-        assert "in use" not in await view.tab.text("#rows .details")
+        shown.snapshot = replace(insight(), serial=2, time=NOW + 1, agents={7: silent})
+        await page.until("document.querySelector('#rows .details').innerText.includes('silent')")
+        assert await page.texts("#rows .used-inside") == [""]
+        assert "in use" not in await page.text("#rows .details")
 
 
 async def test_reservations_are_told(look: Looking) -> None:
     """The card says for whom its GPU is reserved and whether they hold it; a search finds the others."""
-    async with look(Shown(insight())) as view:
-        await view.tab.until(DRAWN)
-        assert await view.tab.text(".reserved") == (
+    shown = Shown(insight())
+    async with look(shown) as page:
+        assert await page.text(".reserved") == (
             "Reserved by kubelet for pod ml/train-0 (holds nothing here), "
             "pod ml/x (whether it holds memory is unknown)."
         )
-        await view.tab.run("document.querySelector('#find').focus()")
-        await view.tab.type("unreserved")
-        await view.tab.click("#rows tr .disclose")
-        assert "its owner has not reserved this GPU" in await view.tab.text("#rows .details")
-        view.publish(replace(incident(2), time=NOW + 2))
-        await view.tab.until("document.querySelector('.reserved').hidden")
-        assert await view.tab.text("#empty") == "No holder matches."
+        await page.run("document.querySelector('#find').focus()")
+        await page.type("unreserved")
+        await page.click("#rows tr .disclose")
+        assert "its owner has not reserved this GPU" in await page.text("#rows .details")
+        shown.snapshot = replace(incident(2), time=NOW + 2)
+        await page.until("document.querySelector('.reserved').hidden")
+        assert await page.text("#empty") == "No holder matches."
 
 
 async def test_limits_are_told(look: Looking) -> None:
@@ -268,25 +259,24 @@ async def test_limits_are_told(look: Looking) -> None:
     shot = snapshot(
         replace(first, limits=limits, reading=structs.replace(first.reading, partition=100 * GIB))
     )
-    async with look(Shown(shot)) as view:
-        await view.tab.until(DRAWN)
-        assert await view.tab.text(".limits") == (
+    shown = Shown(shot)
+    async with look(shown) as page:
+        assert await page.text(".limits") == (
             "Limited by cgroup: user ada may take 80.0 GiB, and 20.0 GiB (25%) of it is taken "
             "(/user.slice/ada); pod a/b may take 4.00 GiB, and how much of it is taken is unknown "
             "(/kubepods/b); pod a/none may take 0 B, and 0 B of it is taken (/kubepods/none). The exporter "
             "itself is in a partition of 100 GiB: NVML shows no more than that of this GPU."
         )
-        view.publish(replace(snapshot(first), serial=shot.serial + 1))
-        await view.tab.until("document.querySelector('.limits').hidden")
+        shown.snapshot = replace(snapshot(first), serial=shot.serial + 1)
+        await page.until("document.querySelector('.limits').hidden")
 
 
 async def test_the_hoarder_is_found_in_two_clicks(look: Looking) -> None:
     """Two clicks (idle, first row) show who holds the memory, how much, and what to do."""
-    async with look(Shown(incident())) as view:
-        await view.tab.until(DRAWN)
-        await view.tab.click("[data-state=idle].state-button")
-        await view.tab.click("#rows tr .disclose")
-        facts = await view.tab.text("#rows .details")
+    async with look(Shown(incident())) as page:
+        await page.click("[data-state=idle].state-button")
+        await page.click("#rows tr .disclose")
+        facts = await page.text("#rows .details")
         assert "user carol" in facts
         assert "60.0 GiB now" in facts
         assert "Ask its user" in facts
@@ -294,13 +284,13 @@ async def test_the_hoarder_is_found_in_two_clicks(look: Looking) -> None:
 
 async def test_the_keyboard_reaches_everything(look: Looking) -> None:
     """Tab leads from the skip link through every control, and Enter opens details; the focus then stays."""
-    async with look(Shown(incident())) as view:
-        await view.tab.until(DRAWN)
+    shown = Shown(incident())
+    async with look(shown) as page:
         reached = []
         for _ in range(40):
-            await view.tab.press("Tab")
+            await page.press("Tab")
             reached.append(
-                await view.tab.run(
+                await page.run(
                     "(e => e.id || e.dataset.state || e.className || e.textContent)(document.activeElement)"
                 )
             )
@@ -308,39 +298,38 @@ async def test_the_keyboard_reaches_everything(look: Looking) -> None:
                 break
         wanted = {"skip", "theme", "idle", "find", "gpu", "Memory", "disclose"}
         assert wanted <= set(reached), reached
-        await view.tab.press("Enter")
-        assert len(await view.tab.texts("#rows .details")) == 1
-        view.publish(incident(2, grown=100 * GIB))
-        await view.tab.until("document.querySelector('#rows').innerText.includes('120 GiB')")
-        assert await view.tab.run("document.activeElement.className") == "disclose"
+        await page.press("Enter")
+        assert len(await page.texts("#rows .details")) == 1
+        shown.snapshot = incident(2, grown=100 * GIB)
+        await page.until("document.querySelector('#rows').innerText.includes('120 GiB')")
+        assert await page.run("document.activeElement.className") == "disclose"
 
 
 async def test_dark_and_light(look: Looking) -> None:
     """The page follows the system's theme; the button chooses the other one permanently."""
-    async with look(Shown(incident())) as view:
+    async with look(Shown(incident())) as page:
         ground = "getComputedStyle(document.body).backgroundColor"
         light, dark = "rgb(244, 246, 248)", "rgb(13, 17, 23)"
-        assert await view.tab.run(ground) == light
-        await view.tab.prefer(prefers_color_scheme="dark")
-        assert await view.tab.run(ground) == dark
-        await view.tab.click("#theme")
-        assert await view.tab.run(ground) == light
-        await view.tab.go(view.url)
-        assert await view.tab.run(ground) == light
+        assert await page.run(ground) == light
+        await page.prefer(prefers_color_scheme="dark")
+        assert await page.run(ground) == dark
+        await page.click("#theme")
+        assert await page.run(ground) == light
+        await page.go(await page.run("location.href"))
+        assert await page.run(ground) == light
 
 
 async def test_a_phone_has_room_for_it(look: Looking) -> None:
     """On 360 pixels nothing is wider than the screen, and the details have what the table leaves out."""
-    async with look(Shown(incident())) as view:
-        await view.tab.size(360, 740, mobile=True)
-        await view.tab.until(DRAWN)
-        assert await view.tab.run("document.documentElement.scrollWidth") <= 360
-        assert await view.tab.run(
-            "(e => e.scrollWidth <= e.clientWidth)(document.querySelector('.scroller'))"
-        ), "the table needs no sideways scrolling"
-        assert await view.tab.texts("#rows .column-todo") == []
-        await view.tab.click("#rows tr .disclose")
-        assert "vramledger end --pid 7" in await view.tab.text("#rows .details")
+    async with look(Shown(incident())) as page:
+        await page.size(360, 740, mobile=True)
+        assert await page.run("document.documentElement.scrollWidth") <= 360
+        assert await page.run("(e => e.scrollWidth <= e.clientWidth)(document.querySelector('.scroller'))"), (
+            "the table needs no sideways scrolling"
+        )
+        assert await page.texts("#rows .column-todo") == []
+        await page.click("#rows tr .disclose")
+        assert "vramledger end --pid 7" in await page.text("#rows .details")
 
 
 def eight() -> Snapshot:
@@ -365,14 +354,13 @@ def eight() -> Snapshot:
 @pytest.mark.parametrize("width", [390, 768, 1024, 1360, 1920])
 async def test_nothing_is_cut_at_any_width(look: Looking, width: int, theme: str) -> None:
     """The button for details is inside the table, and what to do ends before it."""
-    async with look(Shown(eight())) as view:
-        await view.tab.prefer(prefers_color_scheme=theme)
-        await view.tab.size(width, 900, mobile=width < 500)
-        await view.tab.until(DRAWN)
-        assert await view.tab.run("document.documentElement.scrollWidth") <= width
+    async with look(Shown(eight())) as page:
+        await page.prefer(prefers_color_scheme=theme)
+        await page.size(width, 900, mobile=width < 500)
+        assert await page.run("document.documentElement.scrollWidth") <= width
         fits = "(e => e.scrollWidth <= e.clientWidth)(document.querySelector('.scroller'))"
-        assert await view.tab.run(fits), "the table needs no sideways scrolling"
-        edges = await view.tab.run(
+        assert await page.run(fits), "the table needs no sideways scrolling"
+        edges = await page.run(
             "[...document.querySelectorAll('#rows tr')].map(row => {"
             " const right = e => e.getBoundingClientRect().right;"
             " const todo = row.querySelector('.column-todo'), press = row.querySelector('.disclose');"
@@ -387,46 +375,43 @@ async def test_nothing_is_cut_at_any_width(look: Looking, width: int, theme: str
         lines = (
             "[...document.querySelectorAll('#rows .column-todo code')].map(e => e.getClientRects().length)"
         )
-        assert set(await view.tab.run(lines)) == ({1} if width > 960 else {0}), "a command is not broken"
+        assert set(await page.run(lines)) == ({1} if width > 960 else {0}), "a command is not broken"
         names = (
             "[...document.querySelectorAll('#rows .column-owner .first')]"
             ".map(e => e.scrollWidth - e.clientWidth)"
         )
-        assert max(await view.tab.run(names)) <= 0, "no name of an owner is cut"
-        hints = await view.tab.texts("#rows .hint")
-        assert bool(await view.tab.texts("#rows .column-todo")) == (width > 960)
+        assert max(await page.run(names)) <= 0, "no name of an owner is cut"
+        hints = await page.texts("#rows .hint")
+        assert bool(await page.texts("#rows .column-todo")) == (width > 960)
         assert len(hints) == (0 if width > 960 else 3), "a narrow row says that there is something to do"
 
 
 async def test_a_click_on_a_row_opens_its_details(look: Looking) -> None:
     """Anywhere on the row, and again to close them; the button opens them once and not twice."""
-    async with look(Shown(eight())) as view:
-        await view.tab.until(DRAWN)
-        await view.tab.click("#rows tr:nth-child(2) .column-pid")
-        assert "vramledger end --pid 7" in await view.tab.text("#rows .details")
+    async with look(Shown(eight())) as page:
+        await page.click("#rows tr:nth-child(2) .column-pid")
+        assert "vramledger end --pid 7" in await page.text("#rows .details")
         assert (
-            await view.tab.run("document.querySelector('[aria-expanded=true]').ariaLabel")
-            == "Details of pid 7"
+            await page.run("document.querySelector('[aria-expanded=true]').ariaLabel") == "Details of pid 7"
         )
-        await view.tab.click("#rows tr:nth-child(2) .column-owner")
-        assert await view.tab.texts("#rows .details") == []
-        await view.tab.click("#rows tr:nth-child(2) .disclose")
-        assert len(await view.tab.texts("#rows .details")) == 1
+        await page.click("#rows tr:nth-child(2) .column-owner")
+        assert await page.texts("#rows .details") == []
+        await page.click("#rows tr:nth-child(2) .disclose")
+        assert len(await page.texts("#rows .details")) == 1
 
 
 async def test_holders_come_before_the_cards_of_empty_gpus(look: Looking) -> None:
     """Who reads from the top, also on a phone, meets the holders before GPUs that nobody holds."""
-    async with look(Shown(eight())) as view:
-        await view.tab.size(390, 844, mobile=True)
-        await view.tab.until(DRAWN)
-        assert [text[:5] for text in await view.tab.texts("#devices h3")] == ["GPU 0", "GPU 2", "GPU 5"]
-        assert [text[:5] for text in await view.tab.texts("#free h3")] == [
+    async with look(Shown(eight())) as page:
+        await page.size(390, 844, mobile=True)
+        assert [text[:5] for text in await page.texts("#devices h3")] == ["GPU 0", "GPU 2", "GPU 5"]
+        assert [text[:5] for text in await page.texts("#free h3")] == [
             f"GPU {each}" for each in (1, 3, 4, 6, 7)
         ]
         tops = [
             f"document.querySelector('{each}').getBoundingClientRect().top" for each in ("#holders", "#free")
         ]
-        holders, free = [await view.tab.run(each) for each in tops]
+        holders, free = [await page.run(each) for each in tops]
         assert holders < free
         assert holders < 1000
 
@@ -436,30 +421,28 @@ async def test_a_gpu_that_needs_a_look_stays_above(look: Looking) -> None:
     hidden = (HiddenHolder(77, 1, "cuda", "stray.py", "bob", (1,)),)
     held, nobodys = device(0, [holding(8, GIB)]), device(1, [], unattributed=9 * GIB)
     devices = [held, nobodys, device(2, [], hidden=hidden), device(3, [])]
-    async with look(Shown(snapshot(*devices, processes=[process(8)]))) as view:
-        await view.tab.until(DRAWN)
-        assert [text[:5] for text in await view.tab.texts("#devices h3")] == ["GPU 0", "GPU 1", "GPU 2"]
-        assert [text[:5] for text in await view.tab.texts("#free h3")] == ["GPU 3"]
+    async with look(Shown(snapshot(*devices, processes=[process(8)]))) as page:
+        assert [text[:5] for text in await page.texts("#devices h3")] == ["GPU 0", "GPU 1", "GPU 2"]
+        assert [text[:5] for text in await page.texts("#free h3")] == ["GPU 3"]
 
 
 async def test_a_few_mib_of_nobody_have_no_loud_colour(look: Looking) -> None:
     """14 MiB of 140 GiB are in the figures, and in no bar; 9 GiB are in both."""
     devices = device(0, [holding(8, GIB)], unattributed=14 * MIB), device(1, [], unattributed=9 * GIB)
-    async with look(Shown(snapshot(*devices, processes=[process(8)]))) as view:
-        await view.tab.until(DRAWN)
+    async with look(Shown(snapshot(*devices, processes=[process(8)]))) as page:
         segments = ".map(e => e.getBoundingClientRect().width)"
-        slight, much = await view.tab.run(
+        slight, much = await page.run(
             f"[...document.querySelectorAll('.card .segment.part-unattributed')]{segments}"
         )
         assert slight < 1
         assert much > 10
-        grounds = await view.tab.run(
+        grounds = await page.run(
             "[...document.querySelectorAll('.legend .part-unattributed')]"
             ".map(e => getComputedStyle(e).backgroundColor)"
         )
         assert grounds[0] == "rgba(0, 0, 0, 0)"
         assert grounds[1] != grounds[0]
-        assert "unattributed14.0 MiB" in await view.tab.texts(".card .legend div")
+        assert "unattributed14.0 MiB" in await page.texts(".card .legend div")
 
 
 async def test_the_first_idle_minutes_of_a_chart_are_idle(look: Looking) -> None:
@@ -473,12 +456,12 @@ async def test_the_first_idle_minutes_of_a_chart_are_idle(look: Looking) -> None
         )
 
     drawn = "[...document.querySelectorAll('.card .area')].map(e => e.classList[1])"
-    async with look(Shown(shot(1, State.ACTIVE))) as view:
-        await view.tab.until(DRAWN)
-        await view.tab.until(f"{drawn}.includes('part-active')", "the holding as active")
-        view.publish(shot(2, State.IDLE))
-        await view.tab.until(f"{drawn}.includes('part-idle')", "the holding as idle")
-        assert "part-active" not in await view.tab.run(drawn)
+    shown = Shown(shot(1, State.ACTIVE))
+    async with look(shown) as page:
+        await page.until(f"{drawn}.includes('part-active')", "the holding as active")
+        shown.snapshot = shot(2, State.IDLE)
+        await page.until(f"{drawn}.includes('part-idle')", "the holding as idle")
+        assert "part-active" not in await page.run(drawn)
 
 
 async def test_a_lost_connection_says_so_and_recovers(browser: str) -> None:
@@ -486,7 +469,7 @@ async def test_a_lost_connection_says_so_and_recovers(browser: str) -> None:
     async with tab(browser) as page:
         async with served(Shown(incident()), LOOPBACK) as client:
             await page.go(f"http://127.0.0.1:{client.port}/")
-            await page.until(DRAWN)
+            await page.until("document.querySelector('#rows tr') !== null")
         await page.until("document.querySelector('#status').textContent === 'Connection lost'")
         assert "Connection lost." in await page.text("#notices")
         assert await page.run("document.body.classList.contains('stale')")
@@ -499,18 +482,17 @@ async def test_a_lost_connection_says_so_and_recovers(browser: str) -> None:
 
 async def test_hostile_names_are_text(look: Looking) -> None:
     """Every name from a program, pod, device or recording is shown unchanged, and is never markup."""
-    async with look(Shown(hostile())) as view:
-        await view.tab.until(DRAWN)
-        await view.tab.click("#rows tr .disclose")
-        await view.tab.click(".extras summary")
+    async with look(Shown(hostile())) as page:
+        await page.click("#rows tr .disclose")
+        await page.click(".extras summary")
         seen = HOSTILE.replace("\u202e", "\ufffd")  # it would reverse the direction of the words beside it
-        assert (await column(view, "owner"))[0] == seen
-        assert seen in (await view.tab.texts(".notice.loud"))[0]
-        assert seen in (await view.tab.texts(".card h3"))[0]
-        assert seen in (await view.tab.texts("#rows .details"))[0]
-        assert seen in (await view.tab.texts(".extras li"))[1]
-        assert (await view.tab.run("document.title")).endswith(" · vramledger")
-        assert await view.tab.run("document.querySelectorAll('main img, main script').length") == 0
+        assert (await column(page, "owner"))[0] == seen
+        assert seen in (await page.texts(".notice.loud"))[0]
+        assert seen in (await page.texts(".card h3"))[0]
+        assert seen in (await page.texts("#rows .details"))[0]
+        assert seen in (await page.texts(".extras li"))[1]
+        assert (await page.run("document.title")).endswith(" · vramledger")
+        assert await page.run("document.querySelectorAll('main img, main script').length") == 0
 
 
 @pytest.mark.parametrize(
@@ -525,8 +507,8 @@ async def test_hostile_names_are_text(look: Looking) -> None:
 )
 async def test_what_must_not_be_overlooked(look: Looking, shot: Snapshot, says: str, *, ready: bool) -> None:
     """No sample yet, no driver, a recording and hidden holders each have a notice at the top."""
-    async with look(Shown(shot, ready)) as view:
-        await view.tab.until(f"document.querySelector('#notices').innerText.includes({says!r})", says)
+    async with look(Shown(shot, ready)) as page:
+        await page.until(f"document.querySelector('#notices').innerText.includes({says!r})", says)
 
 
 async def test_devices_without_a_ledger_say_why(look: Looking) -> None:
@@ -534,14 +516,14 @@ async def test_devices_without_a_ledger_say_why(look: Looking) -> None:
     lost = replace(device(0), up=False, ledger=None, reading=DeviceReading(0, "GPU-0", error="lost"))
     divided = replace(device(1), ledger=None, reading=DeviceReading(1, "GPU-1", divided=True))
     mute = replace(device(2), ledger=None, reading=DeviceReading(2, "GPU-2"))
-    async with look(Shown(snapshot(lost, divided, mute))) as view:
-        await view.tab.until("document.querySelectorAll('.card').length === 3")
-        assert await view.tab.texts(".card .note") == [
+    async with look(Shown(snapshot(lost, divided, mute))) as page:
+        await page.until("document.querySelectorAll('.card').length === 3")
+        assert await page.texts(".card .note") == [
             "This device does not answer (lost). Its present state is not known.",
             "Divided into MIG instances, which hold the memory.",
             "The driver reports no memory figures for it.",
         ]
-        assert await view.tab.texts(".bar") == []
+        assert await page.texts(".bar") == []
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -549,15 +531,14 @@ async def test_devices_without_a_ledger_say_why(look: Looking) -> None:
 async def test_no_accessibility_rule_is_broken(look: Looking, theme: str, width: int) -> None:
     """axe-core finds no violation, with details open and a filter set, in both themes and on a phone."""
     axe = resources.files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8")
-    async with look(Shown(replace(incident(), source="replay", recording="lively"))) as view:
-        await view.tab.size(width, 900, mobile=width < 600)
-        await view.tab.prefer(prefers_color_scheme=theme)
-        await view.tab.until(DRAWN)
-        await view.tab.click("#rows tr .disclose")
-        await view.tab.click("[data-state=idle].state-button")
-        await view.tab.click(".extras summary")
-        await view.tab.run(f"{axe}; 0")
-        found = await view.tab.run(
+    async with look(Shown(replace(incident(), source="replay", recording="lively"))) as page:
+        await page.size(width, 900, mobile=width < 600)
+        await page.prefer(prefers_color_scheme=theme)
+        await page.click("#rows tr .disclose")
+        await page.click("[data-state=idle].state-button")
+        await page.click(".extras summary")
+        await page.run(f"{axe}; 0")
+        found = await page.run(
             "axe.run().then(r => r.violations.map(v => [v.id, v.nodes.map(n => n.html + n.failureSummary)]))"
         )
         assert found == []
@@ -565,6 +546,6 @@ async def test_no_accessibility_rule_is_broken(look: Looking, theme: str, width:
 
 async def test_many_holders_are_all_there(look: Looking) -> None:
     """8 GPUs with 64 holders each: every one has its row."""
-    async with look(Shown(crowd(8, 64))) as view:
-        await view.tab.until("document.querySelectorAll('#rows tr').length === 512")
-        assert await view.tab.text("#count") == "512 holders"
+    async with look(Shown(crowd(8, 64))) as page:
+        await page.until("document.querySelectorAll('#rows tr').length === 512")
+        assert await page.text("#count") == "512 holders"

@@ -44,9 +44,7 @@ def test_columns_exist_in_the_answers(engine: Engine) -> None:
                 uuids |= {"instance": "hoarder", "pid": pid_of(engine, "hoarder", owner="18")}
             labels = {"Value", *(f"Value #{target['refId']}" for target in panel["targets"])}
             for target in panel["targets"]:
-                for each in ask(
-                    engine, substitute_variables(target["expr"], **uuids), instant=True, span=SPAN
-                ):
+                for each in ask(engine, substitute_variables(target["expr"], **uuids), **AT_NOW):
                     labels |= each["metric"].keys()
             assert set(properties(panel)) <= labels, panel["title"]
 
@@ -88,7 +86,7 @@ def test_the_variable_of_devices_shows_names_and_gives_uuids(engine: Engine) -> 
     ]
     query = re.fullmatch(r"query_result\((.*)\)", variable["query"]["query"])
     assert query
-    found = ask(engine, substitute_variables(query[1]), instant=True, span=SPAN)
+    found = ask(engine, substitute_variables(query[1]), **AT_NOW)
     pattern = re.compile(variable["regex"].strip("/").replace("(?<", "(?P<"))
     lines = ["{" + ", ".join(f'{k}="{v}"' for k, v in sorted(each["metric"].items())) + "}" for each in found]
     matched = [pattern.search(line) for line in lines]
@@ -141,9 +139,7 @@ def test_what_is_recorded_for_graphs_is_what_the_exporters_said(
         found = ask(engine, expr, instant=True, span=0, ahead=-ago)
         return {str(sorted(row["metric"].items())): float(row["value"][1]) for row in found}
 
-    drawn = figures(
-        substitute_variables(query_of(f"vramledger-{dashboard}", panel, ref), instance="leak|jax"), 0
-    )
+    drawn = figures(substitute_variables(query_of(dashboard, panel, ref), instance="leak|jax"), 0)
     before = [
         figures(live.replace("{}", '{instance=~"leak|jax"}'), SCRAPE * scrapes) for scrapes in range(12)
     ]

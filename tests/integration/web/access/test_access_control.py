@@ -257,7 +257,7 @@ async def test_only_named_clients(file: Path, tmp_path: Path, allowed: str, stat
 async def test_bad_files_keep_it_from_starting(file: Path, tmp_path: Path, change: str, said: str) -> None:
     """For a missing or wrong certificate, key or authority there is one line, and the port is not opened."""
     Authority(tmp_path).sign("server")
-    assert os.system(f"cd {tmp_path} && ({change}) 2>/dev/null") == 0  # noqa: S605 a table of commands
+    assert os.system(f"cd {tmp_path} && ({change}) 2>/dev/null") == 0  # noqa: ASYNC221, S605 a table of commands
     text = tls(more="  client_ca_file: ca.pem\n  client_auth_type: RequireAndVerifyClientCert\n")
     with pytest.raises(StartupError) as error:
         async with serve_secured(file, text):
@@ -371,8 +371,7 @@ async def test_without_a_file_nothing_is_said_of_one() -> None:
 
 async def test_what_is_readable_by_all_is_told(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Hashes that every user of the host can read, and passwords without TLS, cause a warning each."""
-    file.write_text(USERS, encoding="utf-8")
-    file.chmod(0o644)
+    write_config(file, USERS, 0o644)
     with caplog.at_level(logging.WARNING, "vramledger"):
         async with serve(replace(LOOPBACK, web_config=file), Shown()):
             pass
