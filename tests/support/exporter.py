@@ -193,14 +193,9 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command that ends by itself; its output must not have a traceback."""
     done = subprocess.run(
-        [*wrapper, *command(*arguments)],
-        env=environment(driver),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=2 * PATIENCE,
-        check=False,
-    )
+        [*wrapper, *command(*arguments)], env=environment(driver), stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=2 * PATIENCE, check=False,
+    )  # fmt: skip
     assert "Traceback" not in done.stderr
     return done
 
@@ -213,32 +208,23 @@ def alive(process: psutil.Process) -> bool:
 
 
 class Exporter:
-    """A running ``vramledger serve``.
-
-    Attributes:
-        samplers: every sampler that was seen; none may be left at the end.
-        ended: how it ended, once it has.
-    """
+    """A running ``vramledger serve``."""
 
     ended: Ended
+    """How it ended, once it has."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path, *, forks: bool) -> None:
-        self.samplers: set[psutil.Process] = set()
+        self.samplers: set[psutil.Process] = set()  # all that were seen; none may be left at the end
         self._popen = process
         self._log = log
         self._forks = forks
-        self._port = 0
+        self.port = 0
         self._newest = 0.0
 
     @property
     def log(self) -> str:
         """What it has logged so far."""
         return self._log.read_text(encoding="utf-8")
-
-    @property
-    def port(self) -> int:
-        """Its address."""
-        return self._port
 
     @property
     def process(self) -> psutil.Process:
@@ -269,11 +255,8 @@ class Exporter:
             home = Path(f"/proc/{process.pid}")
             targets = [os.readlink(each) for each in (home / "fd").iterdir()]  # noqa: PTH115 need not exist
             maps = (home / "maps").read_text(encoding="utf-8")
-            if (
-                "libnvidia-ml" in maps  # the stand-in opens no device file, so here the library shows it
-                or "/dev/nvidia" in maps
-                or any(each.startswith("/dev/nvidia") for each in targets)
-            ):
+            opened = "/dev/nvidia" in maps or any(each.startswith("/dev/nvidia") for each in targets)
+            if opened or "libnvidia-ml" in maps:  # the stand-in opens no device file: the library shows it
                 found.append(process.pid)
         return found
 
@@ -289,14 +272,14 @@ class Exporter:
             assert self._popen.poll() is None, f"the exporter ended:\n{self.log}"
             for entry in entries(self.log):
                 if entry["msg"] == "Listening":
-                    self._port = int(entry["address"].rpartition(":")[2])
-            return bool(self._port)
+                    self.port = int(entry["address"].rpartition(":")[2])
+            return bool(self.port)
 
         wait_until(listening, "the exporter to listen")
 
     def get(self, path: str, timeout: float = PATIENCE) -> tuple[int, str]:
         """Return status and text of a path."""
-        url = f"http://127.0.0.1:{self._port}{path}"
+        url = f"http://127.0.0.1:{self.port}{path}"
         try:
             with urllib.request.urlopen(url, timeout=timeout) as answer:
                 return answer.status, answer.read().decode()
@@ -361,12 +344,7 @@ def serving(
 ) -> Iterator[Exporter]:
     """Run an exporter on a port of loopback; at the end it stops in order and leaves nothing behind.
 
-    Args:
-        flags: flags of ``serve``.
-        driver: environment variables that choose the driver library.
-        wrapper: a command that runs the exporter.
-        forks: the wrapper stays as the exporter's parent.
-        python: the interpreter to run it.
+    ``driver`` are variables that choose the driver library; a wrapper that ``forks`` stays as its parent.
     """
     with tempfile.TemporaryDirectory(prefix="exporter-") as directory:
         log = Path(directory, "log")
@@ -377,11 +355,8 @@ def serving(
         with log.open("wb") as stderr:
             process = subprocess.Popen(
                 [*wrapper, *command("serve", LOOPBACK, *sockets, *user, *flags, python=python)],
-                env=environment(driver),
-                stdin=subprocess.DEVNULL,
-                stdout=stderr,
-                stderr=stderr,
-            )
+                env=environment(driver), stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr,
+            )  # fmt: skip
         exporter = Exporter(process, log, forks=forks)
         try:
             exporter.listen()

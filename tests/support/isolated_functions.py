@@ -30,8 +30,7 @@ def blob(size: int) -> bytearray:
 
 def fail() -> NoReturn:
     """Fail in a line of its own."""
-    message = "on purpose"
-    raise ValueError(message)
+    raise ValueError("on purpose")
 
 
 def fail_oddly() -> NoReturn:
@@ -79,8 +78,7 @@ class Array:
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return the kind of device, and which one."""
         if not self.kind:
-            message = "it has no place"
-            raise ValueError(message)
+            raise ValueError("it has no place")
         return self.kind, 0
 
 

@@ -20,16 +20,7 @@ NODE = "gpu-7"
 
 @dataclass
 class ApiServer:
-    """The node, and what was asked.
-
-    Attributes:
-        node: the object.
-        asked: method, path and content type of each request that was let in.
-        refuse: status with which requests are refused instead.
-        refused: how many were.
-        conflicts: how many changes another program's change comes before.
-        port: where it listens.
-    """
+    """The node, and what was asked: method, path and content type of each request that was let in."""
 
     node: dict[str, Any] = field(
         default_factory=lambda: {
@@ -40,9 +31,9 @@ class ApiServer:
         }
     )
     asked: list[tuple[str, str, str]] = field(default_factory=list)
-    refuse: int = 0
-    refused: int = 0
-    conflicts: int = 0
+    refuse: int = 0  # status with which requests are refused instead
+    refused: int = 0  # how many were
+    conflicts: int = 0  # how many changes another program's change comes before
     port: int = 0
 
     @property

@@ -14,7 +14,7 @@ from tests.support.host.model import EPOCH, GIB, Gpu, Host, Process
 from tests.support.host.programs import Fixed, Held, Torch, idle, in_bursts, notebook, sawtooth, steady
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.reading import Reading, decode, encode
-from vramledger.model.snapshot import Snapshot
+from vramledger.model.snapshot import DeviceSnapshot, Snapshot
 from vramledger.storage.answers import answer, open_past
 from vramledger.storage.keeper import open_directory
 from vramledger.storage.past_writer import PastWriter
@@ -61,31 +61,28 @@ def shown_facts(snapshot: Snapshot) -> dict[str, Any]:
     return {
         "time": snapshot.time,
         "ooms": [list(each) for each in snapshot.ooms],
-        "devices": [
-            {
-                "uuid": device.reading.uuid,
-                "states": {
-                    state.value: held
-                    for state, held in (device.ledger.states if device.ledger else {}).items()
-                },
-                "holdings": [
-                    [
-                        each.pid,
-                        each.state.value,
-                        each.grade.value,
-                        each.held,
-                        each.since,
-                        *owner_of(snapshot, each.pid),
-                    ]
-                    for each in device.holdings
-                ],
-                "owners": sorted(
-                    [each.type, each.name, sum(each.byte_seconds.values())]
-                    for each in (device.owner_usage.owners if device.owner_usage else ())
-                ),
-            }
-            for device in snapshot.devices
+        "devices": [_shown_device(snapshot, device) for device in snapshot.devices],
+    }
+
+
+def _shown_device(snapshot: Snapshot, device: DeviceSnapshot) -> dict[str, Any]:
+    states = device.ledger.states if device.ledger else {}
+    owners = device.owner_usage.owners if device.owner_usage else ()
+    return {
+        "uuid": device.reading.uuid,
+        "states": {state.value: held for state, held in states.items()},
+        "holdings": [
+            [
+                each.pid,
+                each.state.value,
+                each.grade.value,
+                each.held,
+                each.since,
+                *owner_of(snapshot, each.pid),
+            ]
+            for each in device.holdings
         ],
+        "owners": sorted([each.type, each.name, sum(each.byte_seconds.values())] for each in owners),
     }
 
 
@@ -97,15 +94,7 @@ def owner_of(snapshot: Snapshot, pid: int) -> tuple[str, str]:
 
 
 class StoredPast:
-    """An exporter of a simulated host with its storage, in one process and by the host's clock.
-
-    Attributes:
-        path: the directory.
-        writer: what writes it.
-        tracker: the exporter's accounting.
-        timeline: what its page remembers.
-        now: seconds since the beginning.
-    """
+    """An exporter of a simulated host with its storage, in one process and by the host's clock."""
 
     def __init__(
         self,
@@ -119,7 +108,7 @@ class StoredPast:
         """Start an exporter that remembers nothing."""
         self.path = path
         self.host = host
-        self.now = 0.0
+        self.now = 0.0  # seconds since the beginning
         os.close(open_directory(path))
         self.writer = PastWriter(
             path, machine, retention=retention, size=size, clock=lambda: EPOCH + self.now

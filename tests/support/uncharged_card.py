@@ -18,19 +18,12 @@ OWN = 9 * MIB
 
 @dataclass(slots=True)
 class Managed:
-    """A program with managed memory, in figures that a test sets.
+    """A program with managed memory, in figures that a test sets."""
 
-    Attributes:
-        charged: bytes that NVML charges to it, besides its context.
-        resident: managed bytes on the card.
-        mapped: what it maps of /dev/nvidia-uvm.
-        pool: what its agent reports of CuPy's pool, if it has an agent.
-    """
-
-    charged: int = 0
-    resident: int = 0
-    mapped: int | None = 0
-    pool: int = 0
+    charged: int = 0  # bytes that NVML charges to it, besides its context
+    resident: int = 0  # managed bytes on the card
+    mapped: int | None = 0  # what it maps of /dev/nvidia-uvm
+    pool: int = 0  # what its agent reports of CuPy's pool, if it has an agent
 
     def use(self, _: float) -> Use:
         """Return the figures as they are now."""
@@ -45,14 +38,11 @@ class Card:
         """Start empty, before the first sample."""
         self.now = 0.0
         self.nobody = [0, 0]
-        self.host = Host(
-            [
-                Gpu(0, 80 * GIB, GIB, lambda _: self.nobody[0]),
-                Gpu(1, 80 * GIB, GIB, lambda _: self.nobody[1]),
-            ],
-            [],
-            Random(1),  # noqa: S311 nothing here is left to chance
-        )
+        gpus = [
+            Gpu(0, 80 * GIB, GIB, lambda _: self.nobody[0]),
+            Gpu(1, 80 * GIB, GIB, lambda _: self.nobody[1]),
+        ]
+        self.host = Host(gpus, [], Random(1))  # noqa: S311 nothing here is left to chance
         self.exporter = SimulatedExporter(self.host, idle_after=600.0)
         self.hidden: tuple[HiddenHolder, ...] = ()
 

@@ -68,7 +68,7 @@ def test_who_has_ended_grows_no_more(tmp_path: Path) -> None:
     """A program that grew has a figure in *Grows* while it is there, and not while its rise is recorded."""
     leak = Holder(7, lambda minute: 10 + 0.5 * minute if minute < 40 else None, start=0)
     series = Node([leak]).series(45)
-    growing = substitute_variables(query_of("vramledger-process", "Grows", "A"), __range="30m")
+    growing = substitute_variables(query_of("process", "Grows", "A"), __range="30m")
     rises = "count(vramledger_process:demand_rise_bytes:delta15m)"
 
     assert expect(tmp_path, series, 38, {f"({growing}) > bool 0": 1, rises: 1}) == ""
@@ -79,7 +79,7 @@ def test_a_timeline_is_never_without_a_row(tmp_path: Path) -> None:
     """Where no exporter has a web file, the timeline of its use says so."""
     extra: dict[str, Values] = {'vramledger_collector_success{NODE,collector="exporter"}': 1}
     held = Node([Holder(7, 10)], extra=extra).series(10)
-    file = substitute_variables(query_of("vramledger-exporter", "Web configuration in use", "B"))
+    file = substitute_variables(query_of("exporter", "Web configuration in use", "B"))
 
     assert expect(tmp_path, held, 8, {file: 2}) == ""
 
@@ -89,7 +89,7 @@ def test_a_process_that_has_ended_shows_why_it_failed(tmp_path: Path) -> None:
     name = 'vramledger_framework_last_oom_requested_bytes{NODE,pid="7",framework="torch"}'
     there = {name: lambda minute: 7.0 * GIB if 10 <= minute < 20 else None}
     ended = Node([Holder(7, lambda minute: 10 if minute < 20 else None)], extra=there).series(30)
-    query = query_of("vramledger-process", "Newest failed allocation", "B")
+    query = query_of("process", "Newest failed allocation", "B")
 
     asked = substitute_variables(query, __range="30m")
     assert expect(tmp_path, ended, 28, {asked: 7 * GIB}) == ""
@@ -109,7 +109,7 @@ def test_series_that_were_dropped_are_drawn(tmp_path: Path) -> None:
         [Holder(7, 10)],
         extra={f"vramledger_processes_dropped{where}": lambda minute: 3.0 if 5 <= minute < 6 else 0.0},
     )
-    queries = [query_of("vramledger-exporter", "Series dropped, by device", ref) for ref in "ABC"]
+    queries = [query_of("exporter", "Series dropped, by device", ref) for ref in "ABC"]
     dropped, owners, none = (substitute_variables(expr, __range="20m") for expr in queries)
 
     assert expect(tmp_path, drops.series(20), 8, {dropped: 3, f"({owners}) or vector(9)": 9}) == ""

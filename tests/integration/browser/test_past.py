@@ -182,8 +182,7 @@ async def test_the_past_costs_the_exporter_little(past: StoredPast) -> None:
     async def ask(question: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         asked.append(question)
         if question["at"] < EPOCH:
-            message = "nothing is stored of that time"
-            raise VramledgerError(message)
+            raise VramledgerError("nothing is stored of that time")
         return {}, b"{}"
 
     async with served(Shown(past.tracker.blank), LOOPBACK, state=PageState(past=ask)) as client:

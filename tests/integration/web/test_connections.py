@@ -21,19 +21,17 @@ from tests.support.builders import Shown
 from tests.support.certificates import Authority
 from tests.support.requirements import require_root
 from tests.support.secured import ALICE, USERS, header, serve_secured, trusting
-from tests.support.serving import LOOPBACK, client
+from tests.support.serving import HEALTH, LOOPBACK, Stream, client
 from tests.support.waiting import PATIENCE
 from vramledger.config import ListenAddress
 from vramledger.web import connections
 from vramledger.web.access import passwords
 from vramledger.web.access.access_control import is_name_of_this_host, names_of_loopback
 from vramledger.web.app import serve
-from vramledger.web.cancellation import cancel_and_wait
+from vramledger.web.cancellation import background_task
 
 ENDLESS = 1 << 28
 """Bytes: far more than the kernel takes without us."""
-
-Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @pytest.fixture
@@ -198,7 +196,7 @@ async def test_all_places_taken_by_idle_clients(monkeypatch: pytest.MonkeyPatch)
     """When all connections are taken, the one that has been idle for longest goes; a stream stays."""
     monkeypatch.setattr(connections, "MAX_CONNECTIONS", 4)
     async with serve(LOOPBACK, Shown()) as (address,), AsyncExitStack() as stack:
-        request = b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        request = HEALTH
         stream, _ = await opened(stack, address.port, request.replace(b"/-/healthy", b"/api/v1/events"))
         assert await status(stream) == 200
         idle = []
@@ -295,25 +293,21 @@ async def test_who_sends_no_requests_within_tls_is_cut_off(file: Path, tmp_path:
         await asyncio.wait_for(client.wait(), PATIENCE)
 
 
-async def slowest_while(port: int, attack: Callable[[], Awaitable[object]], seconds: float = 2.0) -> float:
-    """Return the longest time that the health took while an attack was repeated."""
-    attacking = asyncio.create_task(_repeat(attack))
-    worst = 0.0
-    async with client(port) as asking:
-        loop = asyncio.get_running_loop()
-        end = loop.time() + seconds
-        while loop.time() < end:
-            began = loop.time()
+async def slowest_while(port: int, attack: Callable[[], Awaitable[object]]) -> float:
+    """Return the longest time that the health took while an attack was repeated for two seconds."""
+
+    async def repeat() -> None:
+        while True:
+            with contextlib.suppress(ConnectionError):
+                await attack()
+
+    worst, time = 0.0, asyncio.get_running_loop().time
+    end = time() + 2.0
+    async with background_task(repeat()), client(port) as asking:
+        while (began := time()) < end:
             await asking.ask("/-/healthy")
-            worst = max(worst, loop.time() - began)
-    await cancel_and_wait(attacking)
+            worst = max(worst, time() - began)
     return worst
-
-
-async def _repeat(attack: Callable[[], Awaitable[object]]) -> None:
-    while True:
-        with contextlib.suppress(ConnectionError):
-            await attack()
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd"])
@@ -334,7 +328,7 @@ async def test_a_stranger_may_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has made no allowed request is disconnected in time, however little is sent; others stay."""
     monkeypatch.setattr(connections, "STRANGER_SECONDS", 0.4)
     async with serve(LOOPBACK, Shown()) as (address,), AsyncExitStack() as stack:
-        request = b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        request = HEALTH
         known, asking = await opened(stack, address.port, request)
         assert await status(known) == 200
         silent, _ = await opened(stack, address.port)
@@ -346,12 +340,10 @@ async def test_a_stranger_may_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
                     writer.write(b"x")
                     await asyncio.sleep(0.05)
 
-        trickling = asyncio.create_task(trickle())
-        with contextlib.suppress(ConnectionError):
-            assert await asyncio.wait_for(silent.read(), 10) == b""
-        with contextlib.suppress(ConnectionError):
-            assert await asyncio.wait_for(slow.read(), 10) == b""
-        await cancel_and_wait(trickling)
+        async with background_task(trickle()):
+            for reader in (silent, slow):
+                with contextlib.suppress(ConnectionError):
+                    assert await asyncio.wait_for(reader.read(), 10) == b""
         asking.write(request)
         await known.readuntil(b"healthy.\n")
         assert await status(known) == 200

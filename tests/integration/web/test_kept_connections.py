@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from tests.support.builders import Shown, crowd
 from tests.support.secured import USERS, write_config
-from tests.support.serving import LOOPBACK
+from tests.support.serving import LOOPBACK, connected
 from vramledger.config import Config
 from vramledger.web import app
 from vramledger.web.access import access_control
@@ -23,8 +23,7 @@ from vramledger.web.app import serve
 SCRAPE = b"GET /metrics HTTP/1.1\r\nHost: localhost:1\r\nUser-Agent: Prometheus/3.0.0\r\n\r\n"
 
 
-@dataclass
-class Connection:
+class Connection(NamedTuple):
     """One connection to a server."""
 
     reader: asyncio.StreamReader
@@ -48,21 +47,15 @@ class Connection:
 
 
 @asynccontextmanager
-async def connected(config: Config = LOOPBACK) -> AsyncIterator[Connection]:
+async def kept(config: Config = LOOPBACK) -> AsyncIterator[Connection]:
     """Serve, and open one connection."""
-    async with serve(config, Shown(crowd(1, 2))) as (address,):
-        reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
-        try:
-            yield Connection(reader, writer)
-        finally:
-            writer.close()
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
+    async with serve(config, Shown(crowd(1, 2))) as (address,), connected(address.port) as pair:
+        yield Connection(*pair)
 
 
 async def test_many_at_once_are_answered_one_by_one() -> None:
     """Requests that are sent before the answer to the first each get theirs."""
-    async with connected() as connection:
+    async with kept() as connection:
         await connection.ask(SCRAPE)
         connection.send(SCRAPE * 3)
         heads = [(await connection.answer())[0] for _ in range(3)]
@@ -71,7 +64,7 @@ async def test_many_at_once_are_answered_one_by_one() -> None:
 
 async def test_another_name_is_refused() -> None:
     """On a connection that has scraped, a request with a foreign name is refused."""
-    async with connected() as connection:
+    async with kept() as connection:
         await connection.ask(SCRAPE)
         connection.send(SCRAPE.replace(b"localhost", b"evil.example"))
         assert (await connection.reader.readline()).split()[1] != b"200"
@@ -89,17 +82,13 @@ async def test_new_rules_hold_for_the_next_request(
     monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
     file = tmp_path / "web.yml"
     write_config(file, "{}")
-    async with connected(replace(LOOPBACK, web_config=file)) as connection:
+    async with kept(replace(LOOPBACK, web_config=file)) as connection:
         await connection.ask(SCRAPE)
         write_config(file, text)
         status = b"200"
         while status == b"200":
-            connection.send(SCRAPE)
-            status = (await connection.reader.readline()).split()[1]
-            if status == b"200":
-                length = re.search(rb"Content-Length: (\d+)", await connection.reader.readuntil(b"\r\n\r\n"))
-                assert length is not None
-                await connection.reader.readexactly(int(length[1]))
+            head, _ = await connection.ask(SCRAPE)
+            status = head.split()[1]
         assert status == refused
 
 
@@ -107,7 +96,7 @@ async def test_the_rate_limit_counts_each_scrape(tmp_path: Path) -> None:
     """With a rate limit every scrape takes a token."""
     file = tmp_path / "web.yml"
     write_config(file, "rate_limit: {interval: 1h, burst: 2}")
-    async with connected(replace(LOOPBACK, web_config=file)) as connection:
+    async with kept(replace(LOOPBACK, web_config=file)) as connection:
         heads = [(await connection.ask(SCRAPE))[0] for _ in range(3)]
         assert [head.split()[1] for head in heads] == [b"200", b"200", b"429"]
 
@@ -116,7 +105,7 @@ async def test_a_connection_that_is_used_stays(monkeypatch: pytest.MonkeyPatch) 
     """A connection that goes on scraping is not closed as unused."""
     monkeypatch.setattr(app, "_KEEP_ALIVE", 0.4)
     loop = asyncio.get_running_loop()
-    async with connected() as connection:
+    async with kept() as connection:
         end = loop.time() + 1.2
         while loop.time() < end:
             head, _ = await connection.ask(SCRAPE)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.builders import MIB, NOW, Shown, agent, crowd, device, failed, holding, snapshot
-from tests.support.serving import served, until
+from tests.support.serving import served, until_answered
 from vramledger.model.snapshot import Snapshot, State
 from vramledger.web import page_stream
 from vramledger.web.page_rows import changed_rows, page_rows
@@ -253,10 +253,7 @@ async def test_viewers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             await viewer.next()
             assert (await client.ask("/api/v1/events")).status == 503
 
-        async def room() -> bool:
-            return (await client.ask("/api/v1/events", "HEAD")).status == 200
-
-        await until(room)
+        await until_answered(lambda: client.ask("/api/v1/events", "HEAD"), 200)
 
 
 async def test_streams_end_when_the_exporter_stops() -> None:

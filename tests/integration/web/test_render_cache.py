@@ -72,8 +72,7 @@ async def test_a_quick_render_that_fails_is_not_kept() -> None:
     await renders.share(Snapshot(1), "text", lambda: b"quick")
 
     def fail() -> bytes:
-        message = "torn"
-        raise RuntimeError(message)
+        raise RuntimeError("torn")
 
     with pytest.raises(RuntimeError, match="torn"):
         await renders.share(Snapshot(2), "text", fail)
@@ -126,8 +125,7 @@ async def test_a_failed_render_is_not_kept() -> None:
     """All that waited for it get its error, and the next request gets a new render."""
 
     def broken() -> bytes:
-        message = "torn"
-        raise ValueError(message)
+        raise ValueError("torn")
 
     calls: list[str] = []
     renders = RenderCache(clock=lambda: 0.0)

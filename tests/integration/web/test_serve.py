@@ -7,13 +7,14 @@ import contextlib
 import logging
 import resource
 import socket
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
 
 from tests.support.builders import Shown
 from tests.support.requirements import do_without
-from tests.support.serving import LOOPBACK, client
+from tests.support.serving import HEALTH, LOOPBACK, client, connected
 from vramledger.config import Config, ListenAddress
 from vramledger.errors import StartupError
 from vramledger.web import app, error_log
@@ -46,11 +47,8 @@ async def test_an_empty_host_is_every_address_of_both_kinds() -> None:
         do_without("needs IPv6")
     async with serve(on(("", 0)), Shown()) as (address,):
         for host in ("127.0.0.1", "::1"):
-            reader, writer = await asyncio.open_connection(host, address.port)
-            writer.write(b"GET /-/healthy HTTP/1.0\r\n\r\n")
-            assert (await reader.read()).endswith(b"vramledger is healthy.\n")
-            writer.close()
-            await writer.wait_closed()
+            async with connected(address.port, b"GET /-/healthy HTTP/1.0\r\n\r\n", host) as (reader, _):
+                assert (await reader.read()).endswith(b"vramledger is healthy.\n")
 
 
 async def test_without_ipv6_an_empty_host_is_every_ipv4_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,14 +96,11 @@ async def test_an_address_of_another_host_is_one_line() -> None:
 
 async def test_the_port_is_free_when_serving_has_ended() -> None:
     """After the end of the block no port is open, even if a client kept its connection."""
-    async with serve(LOOPBACK, Shown()) as (address,):
-        reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
-        writer.write(b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        await reader.readuntil(b"healthy.\n")
-
-    assert await reader.read() == b""
-    writer.close()
-    await writer.wait_closed()
+    async with AsyncExitStack() as stack:
+        async with serve(LOOPBACK, Shown()) as (address,):
+            reader, _ = await stack.enter_async_context(connected(address.port, HEALTH))
+            await reader.readuntil(b"healthy.\n")
+        assert await reader.read() == b""
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", address.port)
 
@@ -118,27 +113,16 @@ async def test_what_is_no_host_name_is_one_line(host: str) -> None:
             pytest.fail("it listened on no name")
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET /metrics HTT"])
-async def test_a_client_that_asks_nothing_is_closed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection without a whole request ends by itself."""
+@pytest.mark.parametrize(
+    ("sent", "answer"), [(b"", b""), (b"GET /metrics HTT", b""), (HEALTH, b"healthy.\n")]
+)
+async def test_a_client_that_asks_no_more_is_closed(
+    sent: bytes, answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection without a whole request, or without another one, ends by itself."""
     monkeypatch.setattr(app, "_KEEP_ALIVE", 0.01)
-    async with serve(LOOPBACK, Shown()) as (address,):
-        reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
-        writer.write(sent)
-        assert await reader.read() == b""
-        writer.close()
-        await writer.wait_closed()
-
-
-async def test_a_client_that_asks_no_more_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that was used once and never again is closed."""
-    monkeypatch.setattr(app, "_KEEP_ALIVE", 0.01)
-    async with serve(LOOPBACK, Shown()) as (address,):
-        reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
-        writer.write(b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert (await reader.read()).endswith(b"healthy.\n")
-        writer.close()
-        await writer.wait_closed()
+    async with serve(LOOPBACK, Shown()) as (address,), connected(address.port, sent) as (reader, _):
+        assert (await reader.read()).rpartition(b"vramledger is ")[2] == answer
 
 
 async def test_serving_takes_all_descriptors_it_may() -> None:

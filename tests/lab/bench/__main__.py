@@ -22,11 +22,10 @@ from tests.lab.bench.table import Row, markdown, plain
 
 
 def _rows(directory: Path, *, quick: bool, owners_only: bool) -> Iterator[Row]:
-    if owners_only:
-        with scene(directory, 8, 64) as full:
-            yield from owners.measure(full, seconds=10 if quick else 30)
-        return
     with scene(directory, 8, 64) as full:
+        if owners_only:
+            yield from owners.measure(full, seconds=10 if quick else 30)
+            return
         yield from beside.measure(full, turns=1 if quick else 2, seconds=5 if quick else 13)
         yield from start.measure(full, times=1 if quick else 5)
         yield from parts.measure(full)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +41,15 @@ def cpu_seconds(pid: int) -> float:
     return ticks / _TICKS
 
 
+@contextmanager
+def cpu_share(pid: int) -> Iterator[list[float]]:
+    """Measure a block: at its end the list has the cores that a process and its children took meanwhile."""
+    share: list[float] = []
+    begun, before = time.monotonic(), cpu_seconds(pid)
+    yield share
+    share.append((cpu_seconds(pid) - before) / (time.monotonic() - begun))
+
+
 def memory(pid: int) -> Memory:
     """Return the memory of a process and its children."""
     pids = family(pid)
@@ -53,5 +65,4 @@ def _kib(path: Path, name: str) -> int:
     for line in path.read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
-    message = f"{path} has no {name}"
-    raise LookupError(message)
+    raise LookupError(f"{path} has no {name}")

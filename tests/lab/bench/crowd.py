@@ -27,9 +27,9 @@ _WARM_UP = 3.0
 def _cpu(scene: Scene, seconds: int) -> float:
     with running(scene, "ours") as program:
         time.sleep(_WARM_UP)
-        begun, before = time.monotonic(), cost.cpu_seconds(program.pid)
-        time.sleep(seconds)
-        return (cost.cpu_seconds(program.pid) - before) / (time.monotonic() - begun)
+        with cost.cpu_share(program.pid) as share:
+            time.sleep(seconds)
+        return share[0]
 
 
 def _round() -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import http.client
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.lab.bench.scene import ROOT, Scene
+from tests.support.ports import free_port
 
 # Prometheus 3 sends this by default.
 _HEADERS = {
@@ -43,16 +43,11 @@ class Page:
 
 @dataclass
 class Program:
-    """A running exporter.
+    """A running exporter."""
 
-    Attributes:
-        pid: its process.
-        started: seconds from its start to the first page that says it works.
-    """
-
-    pid: int
+    pid: int  # its process
     port: int
-    started: float = 0.0
+    started: float = 0.0  # seconds from its start to the first page that says it works
     _connection: http.client.HTTPConnection | None = field(default=None, repr=False)
 
     def scrape(self) -> Page:
@@ -62,10 +57,7 @@ class Program:
         begun = time.perf_counter()
         try:
             answer = self._ask(self._connection)
-        except (
-            http.client.RemoteDisconnected,
-            ConnectionError,
-        ):  # a server closes what was unused for a minute
+        except ConnectionError:  # a server closes what was unused for a minute
             self._connection.close()
             begun = time.perf_counter()
             answer = self._ask(self._connection)
@@ -93,16 +85,11 @@ def ours(port: int) -> tuple[list[str], str]:
 
 
 def peer(port: int) -> tuple[list[str], str]:
-    """Return the peer's command, and a line of its page when it works.
-
-    Raises:
-        LookupError: it is not installed.
-    """
+    """Return the peer's command, and a line of its page when it works; raises LookupError without it."""
     beside = Path(sys.executable).with_name("nvitop-exporter")
     path = str(beside) if beside.exists() else shutil.which("nvitop-exporter")
     if path is None:
-        message = "nvitop-exporter is not installed; 'make bench' installs it"
-        raise LookupError(message)
+        raise LookupError("nvitop-exporter is not installed; 'make bench' installs it")
     return [path, "--port", str(port), "--interval", "1"], "process_gpu_memory"
 
 
@@ -110,11 +97,9 @@ def peer(port: int) -> tuple[list[str], str]:
 def running(scene: Scene, which: str, *flags: str) -> Iterator[Program]:
     """Run ``ours`` or the ``peer`` (with more flags) during the block, from its first valid page.
 
-    Raises:
-        RuntimeError: it gave none in time; the message has its last words.
+    Raises RuntimeError with its last words if it gave none in time.
     """
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = int(probe.getsockname()[1])
+    port = free_port()
     command, sign = ours(port) if which == "ours" else peer(port)
     command += flags
     log = scene.directory / f"{which}.log"
@@ -127,8 +112,7 @@ def running(scene: Scene, which: str, *flags: str) -> Iterator[Program]:
     try:
         while sign not in _text(program):
             if process.poll() is not None or time.monotonic() - begun > _START_DEADLINE:
-                message = f"no data from {' '.join(command)}:\n{log.read_text()[-2000:]}"
-                raise RuntimeError(message)
+                raise RuntimeError(f"no data from {' '.join(command)}:\n{log.read_text()[-2000:]}")
             time.sleep(0.002)
         program.started = time.monotonic() - begun
         yield program

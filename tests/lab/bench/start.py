@@ -20,10 +20,5 @@ def measure(scene: Scene, *, times: int) -> Iterator[Row]:
         with running(scene, "ours") as program:
             took.append(program.started)
     init = MEASURED_ON_H200["nvmlInit_v2"] / 1e6
-    yield Row(
-        scene.name,
-        f"start to first data beyond nvmlInit, median of {times}",
-        statistics.median(took) - init,
-        unit="s",
-        bar=_MOST,
-    )
+    what = f"start to first data beyond nvmlInit, median of {times}"
+    yield Row(scene.name, what, statistics.median(took) - init, unit="s", bar=_MOST)

@@ -8,26 +8,15 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class Row:
-    """One figure.
+    """One figure."""
 
-    Attributes:
-        at: GPUs x holders on each.
-        what: what was measured.
-        ours: our figure.
-        other: what it is compared with, None when it stands for itself.
-        unit: of both figures, one that :func:`_shown` knows.
-        bar: the most that is allowed: of ``ours / other`` where ``other`` is given, else of ``ours``;
-            None when there is no bar.
-        against: what ``other`` is.
-    """
-
-    at: str
-    what: str
+    at: str  # GPUs x holders on each
+    what: str  # what was measured
     ours: float
-    other: float | None = None
-    unit: str = ""
-    bar: float | None = None
-    against: str = "nvitop-exporter"
+    other: float | None = None  # what it is compared with, None when it stands for itself
+    unit: str = ""  # of both figures, one that :func:`_shown` knows
+    bar: float | None = None  # the most that is allowed: of ``ours / other`` where there is one, else of ours
+    against: str = "nvitop-exporter"  # what ``other`` is
 
     @property
     def ratio(self) -> float | None:
@@ -39,7 +28,7 @@ class Row:
         """Whether the limit is kept, None if there is none."""
         if self.bar is None:
             return None
-        return (self.ours if self.other is None else self.ours / self.other) <= self.bar
+        return (self.ours if self.ratio is None else self.ratio) <= self.bar
 
 
 _TIMES = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))

@@ -15,10 +15,8 @@ _UNSEEN = "of holders that cannot be seen, no owner is known"
 _YOUNG = "nothing is older than three hours"
 EMPTY: dict[tuple[str, str, str], str] = {
     ("vramledger-exporter", "Unaccounted time", "A"): _NONE,
-    **{
-        (f"vramledger-{uid}", "Exporters", "E"): "the rules are loaded"
-        for uid in ("exporter", "fleet", "framework", "owner")
-    },
+    **{(f"vramledger-{uid}", "Exporters", "E"): "the rules are loaded"
+       for uid in ("exporter", "fleet", "framework", "owner")},
     ("vramledger-exporter", "Collector success", "A"): "no collector fails",
     ("vramledger-exporter", "Failed samples", "B"): "some samples fail",
     ("vramledger-exporter", "Web configuration in use", "B"): "an exporter has a file",
@@ -28,12 +26,8 @@ EMPTY: dict[tuple[str, str, str], str] = {
     ("vramledger-owner", "GiB-hours by owner and state", "J"): _UNSEEN,
     **{("vramledger-process", "Steady growth", ref): _YOUNG for ref in "CDEF"},
     **{("vramledger-owner", "Wasted, week by week", ref): _YOUNG for ref in "BCD"},
-    (
-        "vramledger-fleet",
-        "Wasted, by owner, 4-minute means",
-        "B",
-    ): "no more than ten owners have wasted memory",
-}
+    ("vramledger-fleet", "Wasted, by owner, 4-minute means", "B"): "no more than ten owners have wasted",
+}  # fmt: skip
 """Queries without a result on these nodes, each with the reason: dashboard, panel, ref."""
 
 SPAN = HOURS * 3600 - 600

@@ -42,9 +42,8 @@ def queries(dashboard: Json) -> Iterator[PanelQuery]:
     """Yield the queries of panels and annotations."""
     for panel in panels(dashboard):
         for target in panel["targets"]:
-            yield PanelQuery(
-                dashboard["uid"], panel["title"], target["refId"], target["expr"], target["instant"]
-            )
+            asked = (target["refId"], target["expr"], target["instant"])
+            yield PanelQuery(dashboard["uid"], panel["title"], *asked)
     for each in dashboard["annotations"]["list"]:
         yield PanelQuery(dashboard["uid"], f"annotation: {each['name']}", "A", each["expr"], False)
 
@@ -56,15 +55,9 @@ def all_queries() -> list[PanelQuery]:
 
 INTERVALS = {"__range": "170m", "__range_s": "10200", "__rate_interval": "4m", "__interval": "1m"}
 CHOICES = {
-    "cluster": ".*",
+    **dict.fromkeys(("cluster", "team", "owner"), ".*"),
+    **dict.fromkeys(("model", "instance", "pid", "uuid", "gpu"), ".+"),
     "job": "vramledger",
-    "model": ".+",
-    "instance": ".+",
-    "team": ".*",
-    "owner": ".*",
-    "pid": ".+",
-    "uuid": ".+",
-    "gpu": ".+",
     "size": "40",
     "price": "2",
     "currency": "USD",

@@ -173,21 +173,13 @@ def _sensors(now: float) -> Mapping[str, HardwareValue]:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A simulated node.
+    """A simulated node."""
 
-    Attributes:
-        name: its ``instance``.
-        build: the scenario.
-        seed: its variation.
-        prepare: gives it what it has besides.
-        weather: what happens between its exporter and Prometheus.
-    """
-
-    name: str
-    build: Callable[[Random], Scene]
-    seed: int = 1
-    prepare: Callable[[Host], None] = without_agents
-    weather: Weather = field(default_factory=Weather)
+    name: str  # its ``instance``
+    build: Callable[[Random], Scene]  # the scenario
+    seed: int = 1  # its variation
+    prepare: Callable[[Host], None] = without_agents  # gives it what it has besides
+    weather: Weather = field(default_factory=Weather)  # what happens between its exporter and Prometheus
 
 
 NODES = (
@@ -221,15 +213,8 @@ NODES = (
     Node("waits", healthy.ranks, 2, prepare=wait_for_a_rank),
 )
 
-RECORDED = {
-    "policies": 1.0,
-    "lively": 1.0,
-    "orphans-fork": 1.0,
-    "mps-clients": 1.0,
-    "notebook-kernel": 1.0,
-    "busy-and-idle": 1.0,
-    recorded.FAULTS: recorded.STRETCH,
-}
+_AS_IT_WAS = "policies lively orphans-fork mps-clients notebook-kernel busy-and-idle".split()
+RECORDED = {**dict.fromkeys(_AS_IT_WAS, 1.0), recorded.FAULTS: recorded.STRETCH}
 """Recordings of real H200s, and the factor by which they are stretched; each is held until "now"."""
 
 
@@ -260,11 +245,8 @@ def recorded_pages(name: str) -> Iterator[Page]:
 def _web_metrics() -> Collected:
     """Return the samples of a valid web configuration file, and of one wrong password."""
     refusals: list[Sample] = [((reason,), float(reason == "password")) for reason in WEB_REFUSALS]
-    return [
-        (WEB_REFUSED, refusals),
-        (WEB_CONFIG_LOADED, [((), 1.0)]),
-        (WEB_CONFIG_LOADED_TIME, [((), EPOCH)]),
-    ]
+    loaded = (WEB_CONFIG_LOADED, [((), 1.0)]), (WEB_CONFIG_LOADED_TIME, [((), EPOCH)])
+    return [(WEB_REFUSED, refusals), *loaded]
 
 
 def scrapes() -> Mapping[str, Iterable[Page]]:

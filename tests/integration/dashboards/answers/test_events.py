@@ -13,6 +13,8 @@ from tests.support.dashboards.files import load_dashboards, substitute_variables
 from tests.support.fleet.engines import Engine
 from vramledger_agent.commands.parser import parse_duration
 
+MARKS = {each["name"]: each for each in load_dashboards()["vramledger-device"]["annotations"]["list"]}
+
 pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]  # 150 s of CPU for all of this folder
 
 
@@ -38,10 +40,9 @@ def test_the_count_of_alerts_is_the_sum_by_severity(engine: Engine) -> None:
 
 def test_a_failed_scrape_ends_no_holder_and_makes_no_xid_new(engine: Engine) -> None:
     """Marks of ended holders need a device that still has a ledger; an old XID is not new after a gap."""
-    marks = {each["name"]: each for each in load_dashboards()["vramledger-device"]["annotations"]["list"]}
 
     def moments(name: str, node: str) -> int:
-        expr = substitute_variables(marks[name]["expr"], instance=node)
+        expr = substitute_variables(MARKS[name]["expr"], instance=node)
         return sum(len(each["values"]) for each in ask(engine, expr, instant=False, span=SPAN))
 
     assert moments("Holders that ended", "down") == 0
@@ -52,8 +53,7 @@ def test_a_failed_scrape_ends_no_holder_and_makes_no_xid_new(engine: Engine) -> 
 @pytest.mark.parametrize("name", ["Out of memory", "Holders that ended", "XID errors"])
 def test_a_mark_of_a_failure_is_there_and_short(engine: Engine, name: str, late: float) -> None:
     """It stands where a failure begins, wherever the scrapes lie; unbroken marks would shade the graph."""
-    marks = {each["name"]: each for each in load_dashboards()["vramledger-device"]["annotations"]["list"]}
-    expr, step = substitute_variables(marks[name]["expr"]), parse_duration(marks[name]["step"])
+    expr, step = substitute_variables(MARKS[name]["expr"]), parse_duration(MARKS[name]["step"])
     found = ask(engine, expr, instant=False, span=SPAN, ahead=late, step=step)
 
     assert found

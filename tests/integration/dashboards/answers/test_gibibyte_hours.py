@@ -88,23 +88,20 @@ def test_hours_and_cost_are_those_of_the_simulation(samples: Samples, engine: En
         )
         gpus = {labels: value / memory[dict(labels)["uuid"]] for labels, value in wasted.items()}
         states = truth.by_label(held, "state")
+        byte_seconds = {"A": sum(held.values()), "B": sum(wasted.values())}
+        for ref, state in zip("EFGHI", ("active", "idle", "stopped", "orphaned", "zombie"), strict=True):
+            byte_seconds[ref] = states[state]
+        hours = sum(gpus.values()) / 3600
         true = {
-            "A": sum(held.values()) / 2**30 / 3600,
-            "B": sum(wasted.values()) / 2**30 / 3600,
-            "C": sum(gpus.values()) / 3600,
-            "D": 2 * sum(gpus.values()) / 3600,
-            "E": states["active"] / 2**30 / 3600,
-            "F": states["idle"] / 2**30 / 3600,
-            "G": states["stopped"] / 2**30 / 3600,
-            "H": states["orphaned"] / 2**30 / 3600,
-            "I": states["zombie"] / 2**30 / 3600,
+            "C": hours,
+            "D": 2 * hours,
+            **{ref: each / 2**30 / 3600 for ref, each in byte_seconds.items()},
         }
         for ref, figure in true.items():
             expr = query_of("owner", "GiB-hours by owner and state", ref)
             shown = ask(engine, over_minutes(expr, minutes, price="2", **chosen), **AT_NOW)
-            assert sum(float(each["value"][1]) for each in shown) == pytest.approx(figure, rel=near), (
-                minutes, ref,
-            )  # fmt: skip
+            total = sum(float(each["value"][1]) for each in shown)
+            assert total == pytest.approx(figure, rel=near), (minutes, ref)
         cost = ask(engine, over_minutes(query_of("owner", COST), minutes, **chosen), **AT_NOW)
         assert float(cost[0]["value"][1]) == pytest.approx(true["D"], rel=near)
 
@@ -134,13 +131,8 @@ def test_what_an_owner_wastes_now_is_what_its_devices_say(engine: Engine) -> Non
 
 def test_what_is_drawn_of_waste_is_what_is_counted(engine: Engine) -> None:
     """The area of *Wasted, by owner* is the GiB-hours of the range, but for the newest minutes."""
-    chosen = {"instance": "hoarder"}
-    drawn = ask(
-        engine,
-        substitute_variables(query_of("fleet", "Wasted, by owner, 4-minute means"), **chosen),
-        instant=False,
-        span=7200,
-    )
+    expr = substitute_variables(query_of("fleet", "Wasted, by owner, 4-minute means"), instance="hoarder")
+    drawn = ask(engine, expr, instant=False, span=7200)
     area = sum(float(point) for series in drawn for _, point in series["values"][:-4]) * database.STEP
     counted = 'vramledger_owner_memory_wasted_byte_seconds_total{instance="hoarder"}'
     (true,) = ask(engine, f"sum({counted} offset 4m - {counted} offset 2h)", **AT_NOW)

@@ -30,7 +30,7 @@ def test_figures_of_a_node_are_those_of_its_newest_scrape(samples: Samples, engi
 
 def test_no_panel_counts_an_instance_as_a_gpu(engine: Engine) -> None:
     """A GPU with three MIG instances is one GPU wherever GPUs are counted, and has three ledgers."""
-    fleet, node = "vramledger-fleet", "vramledger-node"
+    fleet, node = "fleet", "node"
     for dashboard, panel, ref in ((fleet, "GPUs", "A"), (fleet, "GPUs", "B"), (node, "GPUs reachable", "A")):
         assert total_of(value(engine, dashboard, panel, ref, instance="mig")) == 1, (panel, ref)
     for ref, model, count in (("B", "NVIDIA H200", 1), ("F", "NVIDIA H200 MIG 1g.18gb", 3)):
@@ -94,11 +94,8 @@ def test_the_peak_is_the_highest_of_the_time_range(samples: Samples, engine: Eng
     for labels, points in samples.points.items():
         own = dict(labels)
         if own["__name__"] == name:
-            bytes_used = [
-                struct.unpack("<d", each)[0]
-                for at, each in points
-                if NOW - 5400 < at <= NOW and each != STALE
-            ]
+            within = [each for at, each in points if NOW - 5400 < at <= NOW and each != STALE]
+            bytes_used = [struct.unpack("<d", each)[0] for each in within]
             if bytes_used and max(bytes_used) > 1.01 * bytes_used[-1] and points[-1][0] > NOW - SCRAPE:
                 fell.append((max(bytes_used), {"instance": own["instance"], "uuid": own["uuid"]}))
     assert fell
@@ -138,10 +135,9 @@ def test_capacity_is_that_of_the_simulation(samples: Samples, engine: Engine) ->
         for ref, figure in true.items():
             expr = query_of("fleet", "Capacity by GPU model", ref)
             shown = ask(engine, over_minutes(expr, minutes, size="40", **node), **AT_NOW)
+            total = sum(float(each["value"][1]) for each in shown)
             # The rules may have looked a minute earlier.
-            assert sum(float(each["value"][1]) for each in shown) == pytest.approx(figure, rel=0.01), (
-                minutes, ref,
-            )  # fmt: skip
+            assert total == pytest.approx(figure, rel=0.01), (minutes, ref)
 
 
 def test_the_gpus_with_most_room_are_named(samples: Samples, engine: Engine) -> None:
@@ -215,25 +211,20 @@ def test_tables_of_holders_have_the_newest_scrape(engine: Engine) -> None:
     for node in ("leak", "managed"):
         (owner, there) = (
             total_of(value(engine, dashboard, panel, instance=node))
-            for dashboard, panel in (("vramledger-owner", "Processes"), ("vramledger-node", "Holders"))
+            for dashboard, panel in (("owner", "Processes"), ("node", "Holders"))
         )
-        both = (
-            f'{{__name__=~"vramledger_process_(uncharged_)?memory_bytes", instance="{node}", pid!="other"}}'
-        )
-        (newest,) = ask(engine, f"sum({both})", **AT_NOW)
+        both = '__name__=~"vramledger_process_(uncharged_)?memory_bytes"'
+        (newest,) = ask(engine, f'sum({{{both}, instance="{node}", pid!="other"}})', **AT_NOW)
         assert owner == there == float(newest["value"][1])
 
 
 def test_there_is_room_where_the_ledger_says_so(samples: Samples, engine: Engine) -> None:
     """GPUs counts those with as much free memory as the chosen job needs; Capacity has them by model."""
-    (room,) = value(engine, "fleet", "GPUs", "F", instance="leak|hoarder|jax|ranks|small-jobs")
+    nodes = {"instance": "leak|hoarder|jax|ranks|small-jobs"}
+    (room,) = value(engine, "fleet", "GPUs", "F", **nodes)
     free = truth.by_label(
-        truth.values(
-            samples, "vramledger_device_memory_bytes", NOW, state="free",
-            instance="leak|hoarder|jax|ranks|small-jobs",
-        ),
-        "uuid",
-    )  # fmt: skip
+        truth.values(samples, "vramledger_device_memory_bytes", NOW, state="free", **nodes), "uuid"
+    )
     assert room["value"] == sum(size >= 40 * 2**30 for size in free.values()) > 0
 
 

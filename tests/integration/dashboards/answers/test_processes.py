@@ -60,10 +60,8 @@ def test_who_grows_steadily_is_named_whether_an_alert_fires_or_not(engine: Engin
     assert {(row["instance"], row["pid"]) for row in rows} == {
         ("leak", each["metric"]["pid"]) for each in grown
     }
-    spans = {"6m": 360, "30m": 1800}
-    rates = [
-        float(each["value"][1]) / spans[each["metric"]["__name__"].rpartition("delta")[2]] for each in grown
-    ]
+    spans = {f"{GROWTH}:delta6m": 360, f"{GROWTH}:delta30m": 1800}
+    rates = [float(each["value"][1]) / spans[each["metric"]["__name__"]] for each in grown]
     assert rows
     assert all(0.5 * min(rates) <= row["value"] <= 1.5 * max(rates) for row in rows)
 
@@ -84,11 +82,8 @@ def test_what_a_process_has_adds_up_to_what_it_holds(engine: Engine, node: str) 
 @pytest.mark.parametrize("node", ["managed", "jax"])
 def test_the_figures_of_a_process_are_of_the_same_moment(engine: Engine, node: str) -> None:
     """What it holds is the same in its table and above it, unless it changed within 4 minutes."""
-    pids = {
-        each["metric"]["pid"]
-        for each in ask(engine, f'vramledger_process_memory_bytes{{instance="{node}"}}', **AT_NOW)
-    }
-    for pid in pids - {"other"}:
+    holders = ask(engine, f'vramledger_process_memory_bytes{{instance="{node}"}}', **AT_NOW)
+    for pid in {each["metric"]["pid"] for each in holders} - {"other"}:
         chosen = {"instance": node, "pid": pid}
         above = value(engine, "process", "Holds", **chosen)
         assert total_of(value(engine, "process", "The process", **chosen)) == total_of(above), chosen
@@ -140,9 +135,8 @@ def test_the_first_step_is_that_of_the_worst_that_is_known(engine: Engine) -> No
     assert steps["waits"] == {SPINS}
     assert FRAGMENTED in steps["fragmented"]
     inferred = 'vramledger_process_state_since_timestamp_seconds{state="idle", grade="inferred"}'
-    unproven = {
-        (each["metric"]["instance"], each["metric"]["pid"]) for each in ask(engine, inferred, **AT_NOW)
-    }
+    unsure = [each["metric"] for each in ask(engine, inferred, **AT_NOW)]
+    unproven = {(each["instance"], each["pid"]) for each in unsure}
     said = {
         (node, str(row["pid"])): row["step"]
         for node in {node for node, _ in unproven}

@@ -26,7 +26,7 @@ from tests.support.secured import (
     trusting,
     write_config,
 )
-from tests.support.serving import LOOPBACK, until
+from tests.support.serving import LOOPBACK, Answer, until, until_answered
 from vramledger.errors import StartupError
 from vramledger.web import page_stream
 from vramledger.web.access import access_control
@@ -38,14 +38,8 @@ if sys.version_info < (3, 11):
     pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 PATHS = (
-    "/metrics",
-    "/",
-    "/runbooks/GpuMemoryDead",
-    "/api/v1/ledger",
-    "/-/healthy",
-    "/-/ready",
-    "/nowhere",
-    "/metrics?collect[]=x",
+    *("/metrics", "/", "/runbooks/GpuMemoryDead", "/api/v1/ledger", "/-/healthy", "/-/ready"),
+    *("/nowhere", "/metrics?collect[]=x"),
 )
 
 
@@ -66,22 +60,23 @@ def value(page: str, name: str) -> float | None:
     return float(found[1]) if found else None
 
 
+def loaded(answer: Answer) -> float | None:
+    """Return whether the newest configuration is in use, as a page says it."""
+    return value(answer.text, "web_config_last_reload_successful")
+
+
 async def test_a_stranger_learns_nothing(file: Path) -> None:
     """Without the password every path and method has the same answer, which does not say what we are."""
     async with serve_secured(file, USERS) as exporter:
         answers = set()
-        for method in ("GET", "POST", "OPTIONS", "PUT"):
-            for path in PATHS:
-                for auth in (None, ("alice", "x"), ("eve", "wonder")):
-                    if auth is not None and (method, path) != ("GET", "/metrics"):
-                        continue
-                    answer = await exporter.ask(path, auth, method)
-                    headers = {
-                        name: text
-                        for name, text in answer.headers.items()
-                        if name not in ("Date", "Connection")
-                    }
-                    answers.add((answer.status, answer.text, tuple(sorted(headers.items()))))
+        asked = [(path, None, method) for path in PATHS for method in ("GET", "POST", "OPTIONS", "PUT")]
+        for path, auth, method in (
+            *asked,
+            *(("/metrics", who, "GET") for who in (("alice", "x"), ("eve", "wonder"))),
+        ):
+            answer = await exporter.ask(path, auth, method)
+            headers = [each for each in answer.headers.items() if each[0] not in ("Date", "Connection")]
+            answers.add((answer.status, answer.text, tuple(sorted(headers))))
         assert len(answers) == 1
         ((status, text, shown),) = answers
         assert (status, text) == (401, "Unauthorized\n")
@@ -275,13 +270,10 @@ async def test_a_renewed_certificate_is_served(
     first, second = old.sign("server"), new.sign("renewed")
     async with serve_secured(file, tls(), trusting(old.pair)) as exporter:
         renewed = SecuredExporter(exporter.port, trusting(new.pair))
-        assert value((await exporter.ask()).text, "web_config_last_reload_successful") == 1
+        assert loaded(await exporter.ask()) == 1
         first.key.write_bytes(second.key.read_bytes())  # half of a renewal: they do not match
 
-        async def told() -> bool:
-            return value((await exporter.ask()).text, "web_config_last_reload_successful") == 0
-
-        await until(told)
+        await until_answered(exporter.ask, lambda answer: loaded(answer) == 0)
         first.certificate.write_bytes(second.certificate.read_bytes())
 
         async def taken() -> bool:
@@ -292,10 +284,7 @@ async def test_a_renewed_certificate_is_served(
 
         await until(taken)
 
-        async def told_again() -> bool:
-            return value((await renewed.ask()).text, "web_config_last_reload_successful") == 1
-
-        await until(told_again)
+        await until_answered(renewed.ask, lambda answer: loaded(answer) == 1)
 
 
 async def test_a_changed_file_holds_at_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,10 +317,9 @@ async def test_other_users_end_the_streams(file: Path, monkeypatch: pytest.Monke
             assert await stream.content.readuntil(b"\n\n")
             write_config(file, f"{USERS}http_server_config:\n  headers: {{X-Frame-Options: deny}}\n")
 
-            async def loaded() -> bool:
-                return (await exporter.ask(auth=ALICE)).headers.get("X-Frame-Options") == "deny"
-
-            await until(loaded)
+            await until_answered(
+                lambda: exporter.ask(auth=ALICE), lambda answer: "X-Frame-Options" in answer.headers
+            )
             for _ in range(5):
                 assert (await stream.content.readuntil(b"\n\n")).endswith(b"\n\n"), "it goes on"
             write_config(file, f"basic_auth_users:\n  bob: {HASH}\n")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.certificates import Authority
 from tests.support.secured import ALICE, HASH, USERS, SecuredExporter, serve_secured, trusting, write_config
-from tests.support.serving import until
+from tests.support.serving import until, until_answered
 from vramledger.web.access import access_control, config_file
 from vramledger.web.access.tls import AccessSettings
 
@@ -66,16 +66,10 @@ async def test_what_was_missing_is_found_when_it_comes(file: Path, tmp_path: Pat
     async with serve_secured(file, tls % ("server", "server"), trusting(authority.pair)) as exporter:
         write_config(file, tls % ("new", "new") + USERS)
 
-        async def told() -> bool:
-            return "web_config_last_reload_successful 0" in (await exporter.ask()).text
-
-        await until(told)
+        await until_answered(exporter.ask, lambda answer: "last_reload_successful 0" in answer.text)
         late.rename(tmp_path / "new.pem")
 
-        async def used() -> bool:
-            return (await exporter.ask()).status == 401
-
-        await until(used)
+        await until_answered(exporter.ask, 401)
 
 
 def _other_authority(home: Path, _: Path) -> None:
