@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from importlib import resources
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,14 @@ def browser() -> Iterator[str]:
     """Run a browser, or skip loudly where there is none."""
     with chromium(require_tool("chromium")) as address:
         yield address
+
+
+async def violations(page: Tab) -> Any:  # noqa: ANN401 JSON
+    """Return the accessibility rules of axe-core that a page breaks, with the elements that do."""
+    axe = resources.files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+    await page.run(f"{axe}; 0")
+    told = "[v.id, v.nodes.map(n => n.html + n.failureSummary)]"
+    return await page.run(f"axe.run().then(r => r.violations.map(v => {told}))")
 
 
 Looking = Callable[[Shown], AbstractAsyncContextManager[Tab]]

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -82,15 +82,6 @@ async def watched(root: Path) -> AsyncIterator[Watched]:
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
         await each.supervisor.stop()
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    """Run a test to its end."""
-
-    async def bounded() -> None:
-        await asyncio.wait_for(test(), 100)
-
-    asyncio.run(bounded())
 
 
 @pytest.fixture
@@ -184,18 +175,16 @@ def test_what_is_a_sign(tmp_path: Path) -> None:
         seen.append(signs.read_state())
         return seen[-1] not in seen[:-1] and signs.read_state() == seen[-1]
 
-    (module / "gpus" / "0000:01:00.0").mkdir(parents=True)
-    assert changed()
-    (module / "version").write_text("NVRM version: 580\n", encoding="ascii")
-    assert changed()
-    (module / "version").write_text("NVRM version: 590\n", encoding="ascii")
-    assert changed()
-    (module / "gpus" / "0000:02:00.0").mkdir()
-    assert changed()
-    (devices / "nvidia0").touch()
-    assert changed()
-    (devices / "nvidia0").chmod(0o600)
-    assert changed()
+    for change in (
+        lambda: (module / "gpus" / "0000:01:00.0").mkdir(parents=True),
+        lambda: (module / "version").write_text("NVRM version: 580\n", encoding="ascii"),
+        lambda: (module / "version").write_text("NVRM version: 590\n", encoding="ascii"),
+        (module / "gpus" / "0000:02:00.0").mkdir,
+        (devices / "nvidia0").touch,
+        lambda: (devices / "nvidia0").chmod(0o600),
+    ):
+        change()
+        assert changed()
     (devices / "null").touch()
     assert not changed()
     (devices / "nvidia0").unlink()

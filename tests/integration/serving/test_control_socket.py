@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
@@ -72,6 +72,16 @@ async def past(question: PastQuestion, _: Caller) -> tuple[PastHead, bytes]:
     return PastHead("1.2.3", {"asked": True}), json.dumps(msgspec.to_builtins(question)).encode()
 
 
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    """Have another umask in a block."""
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 HANDLERS = ControlHandlers(release, document, large, past, lambda: True)
 
 
@@ -92,23 +102,16 @@ def test_the_socket_is_ready_open_to_all_and_removed(tmp_path: Path) -> None:
             assert list(path.parent.iterdir()) == [path]
             return await request_release(path, 7.0)
 
-    before = os.umask(0o077)
-    try:
+    with umask(0o077):
         assert asyncio.run(serve()) == 7.0
         assert os.umask(0o077) == 0o077
-    finally:
-        os.umask(before)
     assert list(path.parent.iterdir()) == []
 
 
-def test_a_snapshot_of_any_size_arrives_whole(tmp_path: Path) -> None:
+async def test_a_snapshot_of_any_size_arrives_whole(tmp_path: Path) -> None:
     """A snapshot that is larger than every buffer arrives whole, with what the exporter says of it."""
-
-    async def serve() -> tuple[SnapshotHead, bytes]:
-        async with serving(tmp_path / "control.sock") as path:
-            return await request_snapshot(path, "7&uid=0")
-
-    head, text = asyncio.run(serve())
+    async with serving(tmp_path / "control.sock") as path:
+        head, text = await request_snapshot(path, "7&uid=0")
     assert head == SnapshotHead("1.2.3", "after 7&uid=0", 2.5, 600.0)
     assert text == LARGE
 
@@ -120,28 +123,21 @@ def test_a_snapshot_of_any_size_arrives_whole(tmp_path: Path) -> None:
         {"ask": "readings", "from": 1.5, "to": 2.5},
     ],
 )
-def test_a_question_about_the_past_arrives_as_it_was_asked(tmp_path: Path, question: dict[str, Any]) -> None:
+async def test_a_question_about_the_past_arrives_as_it_was_asked(
+    tmp_path: Path, question: dict[str, Any]
+) -> None:
     """The storage gets exactly the question of a command."""
-
-    async def serve() -> tuple[str, dict[str, Any], bytes]:
-        async with serving(tmp_path / "control.sock") as path:
-            return await request_past(path, question)
-
-    program, head, content = asyncio.run(serve())
+    async with serving(tmp_path / "control.sock") as path:
+        program, head, content = await request_past(path, question)
     assert (program, head, json.loads(content)) == ("1.2.3", {"asked": True}, question)
 
 
-def test_curl_gets_the_ledger(tmp_path: Path) -> None:
+async def test_curl_gets_the_ledger(tmp_path: Path) -> None:
     """Any program that speaks HTTP gets the ledger as JSON."""
-
-    async def serve() -> subprocess.CompletedProcess[str]:
-        async with serving(tmp_path / "control.sock") as path:
-            command = ["curl", "-sS", "--unix-socket", str(path), "http://localhost/api/v1/ledger"]
-            return await asyncio.to_thread(
-                subprocess.run, command, capture_output=True, text=True, check=True, timeout=30
-            )
-
-    assert json.loads(asyncio.run(serve()).stdout) == {"devices": []}
+    async with serving(tmp_path / "control.sock") as path:
+        command = ["curl", "-sS", "--unix-socket", str(path), "http://localhost/api/v1/ledger"]
+        said = await asyncio.to_thread(subprocess.check_output, command, timeout=30)
+    assert json.loads(said) == {"devices": []}
 
 
 async def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> None:
@@ -242,7 +238,7 @@ def send_and_go(connection: socket.socket, lingerer: Blocking) -> None:
 
 @pytest.mark.parametrize("kind", ["socket", "file"])
 @pytest.mark.parametrize("attack", [send_in_a_request, send_behind_a_request, send_urgently, send_and_go])
-def test_passed_descriptors_do_nothing(
+async def test_passed_descriptors_do_nothing(
     tmp_path: Path, attack: Callable[[socket.socket, Blocking], None], kind: str
 ) -> None:
     """A descriptor whose closing takes long delays nobody, however it comes, and is never received."""
@@ -251,32 +247,28 @@ def test_passed_descriptors_do_nothing(
     place = tmp_path / "fuse"
     place.mkdir()
     blocking = lingering(LONG) if kind == "socket" else blocking_files(place)
-
-    async def serve() -> list[str]:
-        before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208 numbers
-        async with serving(tmp_path / "control.sock") as path:
-            with blocking as lingerer:
-                attackers = []
-                for _ in range(3):
-                    attacker = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                    attacker.connect(str(path))
-                    attack(attacker, lingerer)
-                    attackers.append(attacker)
-                for _ in range(4):
-                    assert await asyncio.wait_for(request_release(path, 7.0), SOON) == 7.0
-                    await asyncio.wait_for(asyncio.sleep(0.5), SOON)
-                refused = []
-                for each in attackers:
-                    if each.fileno() >= 0:
-                        each.settimeout(SOON)
-                        with suppress(ConnectionResetError):
-                            refused.append(read_answer(await asyncio.to_thread(each.recv, 65536)).error)
-                        each.close()
-                await asyncio.wait_for(asyncio.sleep(1.5), SOON)
-        assert len(set(os.listdir("/proc/self/fd")) - before) <= 2  # noqa: PTH208 numbers
-        return refused
-
-    assert set(asyncio.run(serve())) <= {"a request has no descriptors"}
+    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208 numbers
+    async with serving(tmp_path / "control.sock") as path:
+        with blocking as lingerer:
+            attackers = []
+            for _ in range(3):
+                attacker = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                attacker.connect(str(path))
+                attack(attacker, lingerer)
+                attackers.append(attacker)
+            for _ in range(4):
+                assert await asyncio.wait_for(request_release(path, 7.0), SOON) == 7.0
+                await asyncio.wait_for(asyncio.sleep(0.5), SOON)
+            refused = []
+            for each in attackers:
+                if each.fileno() >= 0:
+                    each.settimeout(SOON)
+                    with suppress(ConnectionResetError):
+                        refused.append(read_answer(await asyncio.to_thread(each.recv, 65536)).error)
+                    each.close()
+            await asyncio.wait_for(asyncio.sleep(1.5), SOON)
+    assert len(set(os.listdir("/proc/self/fd")) - before) <= 2  # noqa: PTH208 numbers
+    assert set(refused) <= {"a request has no descriptors"}
 
 
 async def test_many_mounts_of_a_stranger_delay_nobody(control: Path) -> None:
@@ -403,15 +395,10 @@ def test_a_containers_root_is_no_exporter(mode: int, trusted: bool) -> None:
 
 def test_no_directory_is_ever_open_to_all(tmp_path: Path) -> None:
     """What is made for the socket belongs to us alone from its first moment, whatever the umask is."""
-    before = os.umask(0)
-    try:
+    with umask(0):
         _make_directory(tmp_path / "a" / "b", parents=True)
-    finally:
-        os.umask(before)
-    assert [stat.S_IMODE(each.stat().st_mode) for each in (tmp_path / "a", tmp_path / "a/b")] == [
-        0o755,
-        0o755,
-    ]
+    modes = [stat.S_IMODE(each.stat().st_mode) for each in (tmp_path / "a", tmp_path / "a/b")]
+    assert modes == [0o755, 0o755]
 
 
 @pytest.mark.parametrize(

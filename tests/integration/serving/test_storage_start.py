@@ -8,6 +8,7 @@ import json
 import os
 import resource
 import socket
+from asyncio.subprocess import Process
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,20 +45,26 @@ def room_for(count: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def new_health() -> StorageHealth:
-    """Return the health of a storage of which nothing is known."""
-    return StorageHealth(2**29, 604800.0)
+def ours_and_its() -> tuple[socket.socket, socket.socket]:
+    """Return both ends of a connection of a storage."""
+    ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    return ours, other
+
+
+def storage_of(keeper: Process, ours: socket.socket) -> Storage:
+    """Return a storage of which nothing is known."""
+    return Storage(keeper, ours, StorageHealth(2**29, 604800.0))
 
 
 @pytest.mark.parametrize("room", [0, 1, 2, 3])
 async def test_a_start_without_descriptors_leaves_none_open(room: int) -> None:
     """However many descriptors are left when the process is requested, a failure closes what was opened."""
-    ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, other = ours_and_its()
     with ours, other:
-        ours.setblocking(False)
         keeper = await asyncio.create_subprocess_exec("true")
         await keeper.wait()
-        storage = Storage(keeper, ours, new_health())
+        storage = storage_of(keeper, ours)
         other.send(READY)
         before = open_descriptors()
         with room_for(room), pytest.raises(OSError, match="Too many open files"):
@@ -89,13 +96,12 @@ async def test_a_disk_that_answers_late_is_used_then(tmp_path: Path) -> None:
     os.mkfifo(gate)
     where = tmp_path / "past"
     config = {"path": str(where), "retention": 1e6, "size": 2**29, "user": None, "host": "machine-1"}
-    ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.setblocking(False)
+    ours, other = ours_and_its()
     hanging = ["sh", "-c", 'read _ < "$0"; exec "$@"', str(gate)]
     command = keeper_command(json.dumps(config), *settings())
     with other:
         keeper = await asyncio.create_subprocess_exec(*hanging, *command, stdin=other.fileno())
-    storage = Storage(keeper, ours, new_health())
+    storage = storage_of(keeper, ours)
     with pytest.raises(asyncio.TimeoutError):
         await storage.open(0.01)
     with pytest.raises(StorageError, match=NOT_OPENED):
@@ -110,21 +116,16 @@ async def test_a_disk_that_answers_late_is_used_then(tmp_path: Path) -> None:
     assert list(where.iterdir())
 
 
-def test_who_never_opened_the_directory_is_ended(tmp_path: Path) -> None:
+async def test_who_never_opened_the_directory_is_ended(tmp_path: Path) -> None:
     """When the exporter ends while the disk still hangs, no process of its storage stays."""
-
-    async def run() -> int | None:
-        ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        os.mkfifo(tmp_path / "gate")
-        with other:
-            keeper = await asyncio.create_subprocess_exec(
-                "sh", "-c", 'read _ < "$0"', str(tmp_path / "gate"), stdin=other.fileno()
-            )
-        storage = Storage(keeper, ours, new_health())
-        with pytest.raises(asyncio.TimeoutError):
-            await storage.open(0.01)
-        await storage.end()
-        return keeper.returncode
-
-    assert asyncio.run(run()) == -9
+    ours, other = ours_and_its()
+    os.mkfifo(tmp_path / "gate")
+    with other:
+        keeper = await asyncio.create_subprocess_exec(
+            "sh", "-c", 'read _ < "$0"', str(tmp_path / "gate"), stdin=other.fileno()
+        )
+    storage = storage_of(keeper, ours)
+    with pytest.raises(asyncio.TimeoutError):
+        await storage.open(0.01)
+    await storage.end()
+    assert keeper.returncode == -9

@@ -29,9 +29,8 @@ async def test_one_render_for_all_who_ask_for_the_same() -> None:
     calls: list[str] = []
     gate = threading.Event()
     renders = RenderCache(clock=lambda: 0.0)
-    first = [
-        asyncio.create_task(renders.share(Snapshot(1), "text", counted(calls, "a", gate))) for _ in range(5)
-    ]
+    asked = [renders.share(Snapshot(1), "text", counted(calls, "a", gate)) for _ in range(5)]
+    first = list(map(asyncio.create_task, asked))
     await asyncio.sleep(0)
     gate.set()
 
@@ -66,17 +65,20 @@ async def test_a_page_that_was_quick_needs_no_thread() -> None:
     assert in_loop == [False, True, True, False, True]
 
 
-async def test_a_quick_render_that_fails_is_not_kept() -> None:
-    """Its error is that of the request, and the next one renders again."""
+@pytest.mark.parametrize("quick", [False, True], ids=["in a thread", "in the loop"])
+async def test_a_failed_render_is_not_kept(*, quick: bool) -> None:
+    """All that waited for it get its error, and the next request gets a new render."""
+
+    def broken() -> bytes:
+        raise ValueError("torn")
+
     renders = RenderCache(clock=lambda: 0.0)
-    await renders.share(Snapshot(1), "text", lambda: b"quick")
+    if quick:
+        await renders.share(Snapshot(0), "x", lambda: b"quick")
+    both = [renders.share(Snapshot(1), "x", broken) for _ in range(2)]
 
-    def fail() -> bytes:
-        raise RuntimeError("torn")
-
-    with pytest.raises(RuntimeError, match="torn"):
-        await renders.share(Snapshot(2), "text", fail)
-    assert await renders.share(Snapshot(2), "text", lambda: b"healed") == b"healed"
+    assert [str(each) for each in await asyncio.gather(*both, return_exceptions=True)] == ["torn", "torn"]
+    assert await renders.share(Snapshot(1), "x", lambda: b"healed") == b"healed"
     renders.close()
 
 
@@ -118,23 +120,6 @@ async def test_who_leaves_does_not_take_the_render_away() -> None:
     gate.set()
 
     assert await second == b"a"
-    renders.close()
-
-
-async def test_a_failed_render_is_not_kept() -> None:
-    """All that waited for it get its error, and the next request gets a new render."""
-
-    def broken() -> bytes:
-        raise ValueError("torn")
-
-    calls: list[str] = []
-    renders = RenderCache(clock=lambda: 0.0)
-    both = await asyncio.gather(
-        *(renders.share(Snapshot(1), "x", broken) for _ in range(2)), return_exceptions=True
-    )
-
-    assert [str(each) for each in both] == ["torn", "torn"]
-    assert await renders.share(Snapshot(1), "x", counted(calls, "a")) == b"a"
     renders.close()
 
 
