@@ -89,7 +89,6 @@ def _example(answer: Answer, unit: str, mapped: Mapping[str, str]) -> str:
 
 
 def main() -> None:
-    """Query, and write."""
     program = require_tool("prometheus")
     require_tool("promtool")
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)

@@ -63,7 +63,6 @@ LEFT_BY_TENSORFLOW = 700 * MIB
 
 
 def processes(random: Random) -> list[Process]:
-    """Return every process that ever holds memory on the node."""
     leak = with_leak(sawtooth(random, 52 * GIB, 4 * GIB, 7.0), 2.05 * GIB / 60, 180)
     training = Torch(leak, limit=USABLE - CONTEXT - 164 * MIB)
     attempts = Torch(Attempts(2.2 * GIB, 9 * GIB), work=in_bursts(random, 4, 9), limit=3 * GIB)
@@ -114,7 +113,6 @@ def bursts(busy: float, period: float, level: float = 0.9) -> Demand:
 
 
 def pod(namespace: str, name: str) -> Owner:
-    """Return a pod as an owner."""
     return Owner("pod", f"{namespace}/{name}", namespace=namespace, pod=name, container="main")
 
 
@@ -141,7 +139,6 @@ class Attempts:
     wanted: float
 
     def __call__(self, age: float) -> float:
-        """Return the bytes needed at an age."""
         return self.wanted if age > 354 and age % 30 < INTERVAL else self.usual
 
 
@@ -179,7 +176,6 @@ class Sensors:
     told: dict[str, HardwareValue] = field(default_factory=dict)
 
     def of(self, device: DeviceReading, now: float) -> DeviceReading:
-        """Return a reading of the GPU with its hardware, ``INTERVAL`` after the one before."""
         busy = (device.utilization or {}).get("gpu", 0.0)
         full = CONTEXT_WATTS + WORK_WATTS * busy + self.random.uniform(-3, 3) * (1 + 4 * busy)
         watts = round(full * (OLDER_SHARE if self.older else 1))
@@ -234,7 +230,6 @@ class Agents:
     ooms: dict[int, tuple[int, OutOfMemory]] = field(default_factory=dict)  # by pid: how many, the newest
 
     def of(self, reading: Reading) -> tuple[Agent, ...]:
-        """Return the agents of a reading."""
         return tuple(
             each._replace(report=each.report and self._report(each, each.report)) for each in reading.agents
         )
@@ -291,7 +286,6 @@ def readings() -> Iterator[Reading]:
 
 
 def write(path: Path) -> int:
-    """Write the recording; return how many readings it has."""
     lines = [encode(reading) for reading in readings()]
     text = encode_header(NOTE, IDLE_AFTER, simulated=True) + b"".join(lines)
     path.write_bytes(gzip.compress(text, 9, mtime=0))

@@ -107,7 +107,6 @@ def load(engine: Engine, content: files.Json, chosen: dict[str, str]) -> list[tu
 
 
 def main() -> None:
-    """Make the data, load each dashboard, and print what it cost."""
     program = require_tool("prometheus")
     require_tool("promtool")
     dashboards = files.load_dashboards()

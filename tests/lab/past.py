@@ -55,7 +55,6 @@ def lines() -> list[str]:
 
 
 def main() -> int:
-    """Write the file; return the exit status."""
     require_tool("promtool")
     TARGET.write_text("\n".join(lines()) + "\n", encoding="utf-8")
     print(f"{TARGET.relative_to(PROJECT)}: {TARGET.stat().st_size / 1000:.0f} kB")

@@ -93,7 +93,6 @@ async def _all(address: str) -> None:
 
 
 def main() -> int:
-    """Make all pictures; return the exit status."""
     program = shutil.which("chromium")
     if program is None:
         print("chromium is not on this machine; install it", file=sys.stderr)

@@ -81,7 +81,6 @@ class Tab:
         self._events: dict[str, asyncio.Event] = {}
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:  # noqa: ANN401 the protocol's
-        """Send one command of the protocol, and return its result."""
         self._number += 1
         answer = self._waiting[self._number] = asyncio.get_running_loop().create_future()
         message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
@@ -132,7 +131,6 @@ class Tab:
         await self.call("Emulation.setEmulatedMedia", features=wanted)
 
     async def go(self, url: str) -> None:
-        """Load an address."""
         loaded = self._events["Page.loadEventFired"] = asyncio.Event()
         await self.call("Page.navigate", url=url)
         await asyncio.wait_for(loaded.wait(), PATIENCE)
@@ -158,7 +156,6 @@ class Tab:
         raise AssertionError(message)
 
     async def text(self, selector: str) -> str:
-        """Return an element's text as it is shown."""
         return str(await self.run(f"document.querySelector({json.dumps(selector)}).innerText"))
 
     async def texts(self, selector: str) -> list[str]:
@@ -198,7 +195,6 @@ class Tab:
             await self.call("Input.dispatchKeyEvent", type=kind, windowsVirtualKeyCode=code, **named, **text)
 
     async def type(self, text: str) -> None:
-        """Type into the element with the focus."""
         await self.call("Input.insertText", text=text)
 
     async def picture(self) -> bytes:
@@ -209,7 +205,6 @@ class Tab:
 
 @asynccontextmanager
 async def tab(address: str) -> AsyncIterator[Tab]:
-    """Open a page for the length of the block."""
     async with aiohttp.ClientSession() as session, session.ws_connect(address, max_msg_size=0) as socket:
         page = Tab(socket)
         listening = asyncio.create_task(page.listen())

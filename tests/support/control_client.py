@@ -33,7 +33,6 @@ class Answer(NamedTuple):
 
     @property
     def error(self) -> str:
-        """Why it was refused."""
         return str(self.head["error"])
 
 

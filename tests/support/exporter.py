@@ -93,11 +93,9 @@ class Page:
 
     @property
     def time(self) -> float:
-        """The time of the newest sample."""
         return self.value("sample_timestamp_seconds") or 0.0
 
     def device_up(self, gpu: int) -> float | None:
-        """Return ``vramledger_device_up`` of a GPU."""
         return self.value("device_up", gpu=gpu)
 
     def ledger(self, gpu: int) -> dict[str, int]:
@@ -106,7 +104,6 @@ class Page:
         return {dict(key)["state"]: int(value) for key, value in values.items() if value}
 
     def failures(self, reason: str) -> float:
-        """Return how many samples have failed for a reason."""
         return self.value("sample_failures_total", reason=reason) or 0.0
 
     def ledger_series(self) -> dict[tuple[str, Labels], float]:
@@ -184,7 +181,6 @@ def no_driver(directory: Path) -> dict[str, str]:
 
 
 def command(*arguments: str, python: str = sys.executable) -> list[str]:
-    """Return the command line of ``vramledger ARGUMENTS``."""
     return [python, "-m", "vramledger", *arguments]
 
 
@@ -201,7 +197,6 @@ def run(
 
 
 def alive(process: psutil.Process) -> bool:
-    """Tell whether a process still runs."""
     with suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
@@ -223,7 +218,6 @@ class Exporter:
 
     @property
     def log(self) -> str:
-        """What it has logged so far."""
         return self._log.read_text(encoding="utf-8")
 
     @property
@@ -319,7 +313,6 @@ class Exporter:
         return self.until(lambda page: page.time > now, "the next sample")
 
     def stop(self, number: int = signal.SIGTERM) -> Ended:
-        """Send SIGTERM, and wait for the end."""
         with suppress(psutil.NoSuchProcess):
             self._find_samplers()
             self.process.send_signal(number)
@@ -327,7 +320,6 @@ class Exporter:
         return Ended(code, self.log)
 
     def kill(self) -> None:
-        """Kill it."""
         with suppress(psutil.NoSuchProcess, IndexError):
             self.process.kill()
         self._popen.kill()

@@ -24,7 +24,6 @@ def identity(*arguments: Any, **named: Any) -> tuple[int, Any, Any]:  # noqa: AN
 
 
 def blob(size: int) -> bytearray:
-    """Return so many bytes."""
     return bytearray(b"x") * size
 
 
@@ -34,22 +33,18 @@ def fail() -> NoReturn:
 
 
 def fail_oddly() -> NoReturn:
-    """Fail with what cannot be carried."""
     raise Odd("first", "second")
 
 
 def die(number: int) -> None:
-    """Get killed."""
     os.kill(os.getpid(), number)
 
 
 def leave(status: int) -> NoReturn:
-    """Exit as a program would."""
     sys.exit(status)
 
 
 def vanish(status: int) -> NoReturn:
-    """Exit without a word."""
     os._exit(status)
 
 
@@ -59,7 +54,6 @@ def unpicklable() -> object:
 
 
 def variable(name: str) -> str | None:
-    """Return a variable of the environment."""
     return os.environ.get(name)
 
 

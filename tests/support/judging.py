@@ -40,7 +40,6 @@ class Entry:
 
 
 def load() -> list[Entry]:
-    """Read the manifest."""
     entries = []
     for raw in json.loads((HOME / "manifest.json").read_text()):
         for key in ("expected", "roles", "policies", "devices", "uncharged"):
@@ -51,7 +50,6 @@ def load() -> list[Entry]:
 
 
 def tracker(entry: Entry) -> HoldingTracker:
-    """Return the tracker that judges a recording."""
     return HoldingTracker(
         idle_after=entry.idle_after, interval=entry.interval, source="replay", recording=entry.file
     )
@@ -181,5 +179,4 @@ def golden(snapshot: Snapshot) -> bytes:
 
 
 def golden_path(directory: Path, entry: Entry) -> Path:
-    """Return where the golden scrape of an entry is."""
     return directory / f"{entry.name}.metrics"

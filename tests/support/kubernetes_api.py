@@ -38,7 +38,6 @@ class ApiServer:
 
     @property
     def taints(self) -> list[dict[str, Any]]:
-        """The node's taints."""
         found: list[dict[str, Any]] = self.node["spec"].get("taints", [])
         return found
 
@@ -47,7 +46,6 @@ class ApiServer:
         return next((each for each in self.node["status"]["conditions"] if each["type"] == kind), {})
 
     async def answer(self, request: web.Request) -> web.Response:
-        """Answer as an API server does."""
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             return web.json_response({"kind": "Status", "message": "Unauthorized"}, status=401)
         if self.refuse:

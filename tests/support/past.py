@@ -87,7 +87,6 @@ def _shown_device(snapshot: Snapshot, device: DeviceSnapshot) -> dict[str, Any]:
 
 
 def owner_of(snapshot: Snapshot, pid: int) -> tuple[str, str]:
-    """Return type and name of a holder's owner."""
     facts = snapshot.facts_of(pid)
     owner = None if facts is None else facts.owner_or_user
     return ("unknown", "") if owner is None else (owner.type, owner.name)
@@ -105,7 +104,6 @@ class StoredPast:
         retention: float = float("inf"),
         size: float = float("inf"),
     ) -> None:
-        """Start an exporter that remembers nothing."""
         self.path = path
         self.host = host
         self.now = 0.0  # seconds since the beginning
@@ -135,7 +133,6 @@ class StoredPast:
         return snapshot
 
     def watch(self, seconds: float) -> Snapshot:
-        """Sample for some time."""
         end = self.now + seconds
         while True:
             snapshot = self.sample()
@@ -143,7 +140,6 @@ class StoredPast:
                 return snapshot
 
     def end(self) -> None:
-        """End the exporter in order."""
         for kind, content in self.recorder.last_state():
             self.process.receive(kind, content)
         self.process.end()
@@ -157,12 +153,10 @@ class StoredPast:
 
 
 def small_host(seed: int = 1) -> Host:
-    """Return a host with one holder."""
     return Host([Gpu()], [Process(7, {0: Fixed(GIB)}, begin=-900.0)], Random(seed))  # noqa: S311 a simulation
 
 
 def names_in(path: Path) -> list[str]:
-    """Return the names of the files."""
     return sorted(each.name for each in path.iterdir())
 
 
@@ -173,7 +167,6 @@ def times_in(path: Path, host: str = "machine-1") -> list[float]:
 
 
 def moment_in(path: Path, at: float) -> Moment | None:
-    """Return what is stored for a moment."""
     with open_past(path) as past:
         return past.find(at)
 

@@ -98,7 +98,6 @@ def as_nobody() -> Iterator[None]:
 
 
 def known(facts: ProcessFacts | None) -> ProcessFacts:
-    """Assert that there are facts."""
     assert facts is not None
     return facts
 

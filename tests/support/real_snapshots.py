@@ -26,5 +26,4 @@ def unpack(name: str, directory: Path) -> Path:
 
 
 def read(name: str, directory: Path) -> AllocationSnapshot:
-    """Return one of the snapshots."""
     return parse_snapshot(load_plain(unpack(name, directory)))

@@ -92,7 +92,6 @@ def require_version(name: str, version: str) -> Path:
 
 
 def require_root() -> None:
-    """Continue only as root."""
     if os.geteuid() != 0:
         do_without("needs root")
 

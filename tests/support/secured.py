@@ -38,7 +38,6 @@ class SecuredExporter:
     secure: ssl.SSLContext | None = None
 
     async def ask(self, path: str = "/metrics", auth: Login | None = None, method: str = "GET") -> Answer:
-        """Send one request on a connection of its own."""
         url = f"{'https' if self.secure else 'http'}://127.0.0.1:{self.port}{path}"
         async with (
             aiohttp.ClientSession(headers=header(auth)) as session,

@@ -33,7 +33,6 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The body as text."""
         return self.body.decode()
 
 

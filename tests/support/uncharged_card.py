@@ -26,7 +26,6 @@ class Managed:
     pool: int = 0  # what its agent reports of CuPy's pool, if it has an agent
 
     def use(self, _: float) -> Use:
-        """Return the figures as they are now."""
         pools = {"cupy": {"pool": self.pool, "in_use": self.pool}} if self.pool else {}
         return Use(CONTEXT + self.charged, 0.0, 1.0, pools, self.resident + OWN, self.mapped)
 
@@ -35,7 +34,6 @@ class Card:
     """Two GPUs of 80 GiB and the programs that a test starts there."""
 
     def __init__(self) -> None:
-        """Start empty, before the first sample."""
         self.now = 0.0
         self.nobody = [0, 0]
         gpus = [
@@ -96,7 +94,6 @@ def balanced(device: DeviceSnapshot) -> None:
 
 
 def holding(device: DeviceSnapshot, pid: int) -> Holding:
-    """Return the holding of a pid."""
     (found,) = [each for each in device.holdings if each.pid == pid]
     return found
 

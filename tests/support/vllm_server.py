@@ -81,12 +81,10 @@ class VllmServer(NamedTuple):
     home: Path
 
     def say(self, page: str) -> None:
-        """Serve this page from now on."""
         (self.home / "page.new").write_text(page, encoding="utf-8")
         (self.home / "page.new").rename(self.home / "page")
 
     def asked(self) -> list[str]:
-        """Return the requests so far."""
         path = self.home / "asked"
         return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 

@@ -59,7 +59,6 @@ async def visiting(browser: str, past: StoredPast, address: str = "") -> AsyncIt
 
 
 async def shows(visit: Tab, pids: list[str]) -> None:
-    """Wait until the table has these holders."""
     listed = "[...document.querySelectorAll('#rows .column-pid')].map(e => e.textContent.trim()).sort()"
     await visit.until(f"JSON.stringify({listed}) === {json.dumps(json.dumps(pids, separators=(',', ':')))}")
 

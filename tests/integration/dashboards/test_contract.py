@@ -43,7 +43,6 @@ QUERY_LABELS = {"device", "reason", "shown", "step", "blocker", "like", "beside"
 
 
 def labels_of(metric: str) -> set[str]:
-    """Return the labels by which a metric may be selected."""
     if metric in FAMILIES:
         return TARGET | set(FAMILIES[metric].labels)
     return TARGET | (RULE_LABELS if ":" in metric else OF_PROMETHEUS[metric])

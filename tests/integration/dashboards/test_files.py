@@ -51,7 +51,6 @@ def selectors(expr: str) -> Iterator[tuple[str, str]]:
 
 
 def targets_of(panel: Json) -> list[Json]:
-    """Return a panel's queries."""
     found: list[Json] = panel["targets"]
     return found
 
@@ -66,7 +65,6 @@ def properties(panel: Json) -> dict[str, dict[str, Any]]:
 
 
 def links(dashboard: Json) -> Iterator[tuple[Json, str]]:
-    """Yield the panel and the address of every data link."""
     for panel in panels(dashboard):
         for each in (panel["fieldConfig"]["defaults"], *properties(panel).values()):
             for link in each.get("links", ()):

@@ -20,7 +20,6 @@ SECTION = "## `{0}`\n\nIt is a thing.\n\n```promql\n{0} > 0\n```\n"
 
 
 def text(*names: str) -> str:
-    """Write a text with a section for each of the names."""
     return "\n".join([TITLE, *(SECTION.format(name) for name in names)])
 
 

@@ -56,7 +56,6 @@ def test_what_show_prints_is_real(tmp_path: Path) -> None:
 
 
 def mib(size: float) -> int:
-    """Return MiB as bytes."""
     return round(size * 2**20)
 
 

@@ -64,7 +64,6 @@ def connect(exporter: Exporter) -> socket.socket:
 
 
 def send(exporter: Exporter, data: bytes, *, wait: float = 0.2) -> bytes:
-    """Send bytes and return the beginning of the answer."""
     with connect(exporter) as connection:
         with suppress(OSError):
             connection.sendall(data)

@@ -42,7 +42,6 @@ class Source:
         self._readings = readings
 
     async def readings(self) -> AsyncIterator[Reading | None]:
-        """Yield them, one after the other."""
         for reading in self._readings:
             yield reading
 
@@ -93,7 +92,6 @@ def shown(readings: list[Reading]) -> list[Snapshot]:
 
 
 def balanced(found: Snapshot) -> bool:
-    """Tell whether every ledger of a snapshot balances."""
     ledgers = [device.ledger for device in found.devices if device.ledger is not None]
     return all(
         ledger.free + (ledger.driver_reserved or 0) + ledger.unattributed + sum(ledger.states.values())

@@ -41,14 +41,12 @@ class Watched:
         self.readings: list[Reading] = []
 
     async def listen(self) -> None:
-        """Store the supervisor's readings."""
         async for reading in self.supervisor.readings():
             if reading is not None:
                 self.readings.append(reading)
 
     @property
     def well(self) -> bool:
-        """Whether there is data now."""
         return bool(self.readings) and self.readings[-1].failure is None
 
     async def data(self) -> int:

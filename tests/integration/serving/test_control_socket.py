@@ -53,28 +53,23 @@ LARGE = bytes(range(256)) * 4096
 
 
 async def release(seconds: float | None) -> Released:
-    """Answer with the seconds of the request."""
     return Released(seconds)
 
 
 async def document() -> bytes:
-    """Answer with a document."""
     return b'{"devices": []}\n'
 
 
 async def large(request: SnapshotRequest, _: Caller) -> tuple[SnapshotHead, bytes]:
-    """Answer with a snapshot that fits in no buffer."""
     return SnapshotHead("1.2.3", f"after {request.after}", 2.5, 600.0), LARGE
 
 
 async def past(question: PastQuestion, _: Caller) -> tuple[PastHead, bytes]:
-    """Answer with the question."""
     return PastHead("1.2.3", {"asked": True}), json.dumps(msgspec.to_builtins(question)).encode()
 
 
 @contextmanager
 def umask(mask: int) -> Iterator[None]:
-    """Have another umask in a block."""
     before = os.umask(mask)
     try:
         yield
@@ -87,7 +82,6 @@ HANDLERS = ControlHandlers(release, document, large, past, lambda: True)
 
 @asynccontextmanager
 async def serving(path: Path, **changes: Any) -> AsyncIterator[Path]:  # noqa: ANN401 any handler
-    """Answer at a path."""
     async with serve_control(path, HANDLERS._replace(**changes), required=True):
         yield path
 
@@ -208,7 +202,6 @@ async def test_a_file_of_another_is_not_opened_to_all(
 
 
 def send_in_a_request(connection: socket.socket, lingerer: Blocking) -> None:
-    """Send a descriptor with a request."""
     lingerer.send(connection, request_bytes("GET", "/snapshot"))
 
 

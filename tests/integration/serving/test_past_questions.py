@@ -46,7 +46,6 @@ class Serving(NamedTuple):
     past: StoredPast
 
     def readers(self) -> int:
-        """Return how many processes answer."""
         count = 0
         for each in self.keeper.children():
             with suppress(psutil.Error):  # it has ended
@@ -54,7 +53,6 @@ class Serving(NamedTuple):
         return count
 
     async def until_readers(self, count: int) -> None:
-        """Wait until so many processes answer."""
         while self.readers() != count:  # noqa: ASYNC110 another process
             await asyncio.sleep(0.02)
 

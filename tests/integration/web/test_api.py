@@ -16,7 +16,6 @@ from vramledger.model.snapshot import AgentSnapshot, Reservation, ReservationSta
 
 
 async def ask(shown: Shown, *paths: str, **headers: str) -> list[Any]:
-    """Get several documents of one exporter."""
     found: list[Any] = []
     async with served(shown, LOOPBACK) as client:
         for path in paths:

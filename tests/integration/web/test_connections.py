@@ -34,12 +34,6 @@ ENDLESS = 1 << 28
 """Bytes: far more than the kernel takes without us."""
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """Name a web configuration file."""
-    return tmp_path / "web.yml"
-
-
 async def opened(stack: AsyncExitStack, port: int, data: bytes = b"", address: str = "127.0.0.1") -> Stream:
     """Connect from an address, and send the beginning of something."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
@@ -55,7 +49,6 @@ async def opened(stack: AsyncExitStack, port: int, data: bytes = b"", address: s
 
 
 async def status(reader: asyncio.StreamReader) -> int:
-    """Return the status of the next answer."""
     return int((await reader.readline()).split()[1])
 
 
@@ -179,12 +172,10 @@ async def test_a_stranger_closes_his_own(monkeypatch: pytest.MonkeyPatch, addres
 
 
 async def test_a_handshake_is_no_exception(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A connection that never shakes hands makes room for one that does."""
     monkeypatch.setattr(connections, "MAX_STRANGERS", 3)
-    authority = Authority(tmp_path)
-    authority.sign("server")
     text = "tls_server_config: {cert_file: server.pem, key_file: server.key}\n"
     async with serve_secured(file, text, trusting(authority.pair)) as exporter, AsyncExitStack() as stack:
         silent = [await opened(stack, exporter.port) for _ in range(3)]
@@ -274,10 +265,8 @@ def test_a_unix_socket_is_for_the_trusted(tmp_path: Path, mode: str, option: int
     assert why in done.stderr
 
 
-async def test_who_sends_no_requests_within_tls_is_cut_off(file: Path, tmp_path: Path) -> None:
+async def test_who_sends_no_requests_within_tls_is_cut_off(file: Path, authority: Authority) -> None:
     """A client that only has TLS change its keys, again and again, is cut off; others are answered."""
-    authority = Authority(tmp_path)
-    authority.sign("server")
     text = "tls_server_config: {cert_file: server.pem, key_file: server.key}\n"
     async with serve_secured(file, text, trusting(authority.pair)) as exporter:
         client = await asyncio.create_subprocess_exec(

@@ -30,7 +30,6 @@ class Connection(NamedTuple):
     writer: asyncio.StreamWriter
 
     def send(self, data: bytes) -> None:
-        """Send bytes."""
         self.writer.write(data)
 
     async def answer(self) -> tuple[bytes, bytes]:
@@ -41,7 +40,6 @@ class Connection(NamedTuple):
         return head, await self.reader.readexactly(int(length[1]))
 
     async def ask(self, data: bytes) -> tuple[bytes, bytes]:
-        """Send bytes, and return the next answer."""
         self.send(data)
         return await self.answer()
 

@@ -22,7 +22,6 @@ LINKS = re.compile(r'(?:href|src)="([^"#]+)"')
 
 
 async def asked(*paths: str, config: Config = LOOPBACK, **headers: str) -> list[Answer]:
-    """Request several paths of an exporter."""
     async with served(Shown(crowd(1, 1)), config) as client:
         return [await client.ask(path, **headers) for path in paths]
 

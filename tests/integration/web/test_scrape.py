@@ -167,14 +167,11 @@ class Gate:
         self.entered = 0
 
     def __call__(self, shot: Snapshot) -> Collected:
-        """Collect the ledger, as soon as the gate is open."""
         self.entered += 1
         assert self.open.wait(20), "the test never opened the gate"
         return devices.collect(shot, "ledger")
 
     async def reached(self) -> None:
-        """Return when a collector waits at the gate."""
-
         async def entered() -> bool:
             return self.entered > 0
 
@@ -222,7 +219,6 @@ async def test_a_defect_is_one_line_and_500() -> None:
         failing = True
 
         def render(self, *arguments: object) -> bytes:
-            """Fail the first time."""
             if self.failing:
                 self.failing = False
                 raise ValueError("secret")

@@ -20,7 +20,6 @@ class Memory(NamedTuple):
 
 
 def family(pid: int) -> list[int]:
-    """Return a process and all its descendants."""
     pids = [pid]
     for thread in Path(f"/proc/{pid}/task").iterdir():
         for child in (thread / "children").read_text().split():
@@ -51,7 +50,6 @@ def cpu_share(pid: int) -> Iterator[list[float]]:
 
 
 def memory(pid: int) -> Memory:
-    """Return the memory of a process and its children."""
     pids = family(pid)
     rss = sum(_kib(Path(f"/proc/{each}/status"), "VmRSS") for each in pids)
     try:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.lab.bench.scene import ROOT, Scene
@@ -37,7 +37,6 @@ class Page:
 
     @property
     def series(self) -> int:
-        """The number of its series."""
         return sum(1 for line in self.text.splitlines() if line and not line.startswith("#"))
 
 
@@ -48,34 +47,27 @@ class Program:
     pid: int  # its process
     port: int
     started: float = 0.0  # seconds from its start to the first page that says it works
-    _connection: http.client.HTTPConnection | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self.connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
 
     def scrape(self) -> Page:
         """Scrape once, over a connection that is kept, as Prometheus does; connect again if it was closed."""
-        if self._connection is None:
-            self._connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
         begun = time.perf_counter()
         try:
-            answer = self._ask(self._connection)
+            answer = self._ask()
         except ConnectionError:  # a server closes what was unused for a minute
-            self._connection.close()
+            self.connection.close()
             begun = time.perf_counter()
-            answer = self._ask(self._connection)
+            answer = self._ask()
         body = answer.read()
         seconds = time.perf_counter() - begun
         text = gzip.decompress(body) if answer.headers["Content-Encoding"] == "gzip" else body
         return Page(seconds, len(body), text.decode())
 
-    @staticmethod
-    def _ask(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
-        connection.request("GET", "/metrics", headers=_HEADERS)
-        return connection.getresponse()
-
-    def close(self) -> None:
-        """Close the connection."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+    def _ask(self) -> http.client.HTTPResponse:
+        self.connection.request("GET", "/metrics", headers=_HEADERS)
+        return self.connection.getresponse()
 
 
 def ours(port: int) -> tuple[list[str], str]:
@@ -117,7 +109,7 @@ def running(scene: Scene, which: str, *flags: str) -> Iterator[Program]:
         program.started = time.monotonic() - begun
         yield program
     finally:
-        program.close()
+        program.connection.close()
         process.terminate()
         try:
             process.wait(10)
@@ -131,5 +123,5 @@ def _text(program: Program) -> str:
     try:
         return program.scrape().text
     except (OSError, http.client.HTTPException):
-        program.close()
+        program.connection.close()
         return ""

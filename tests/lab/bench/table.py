@@ -20,7 +20,6 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Our figure divided by the other."""
         return self.ours / self.other if self.other else None
 
     @property
@@ -45,7 +44,6 @@ def _shown(value: float, unit: str) -> str:
 
 
 def markdown(rows: Iterable[Row]) -> Iterator[str]:
-    """Yield the lines of the table."""
     yield "| GPUs x holders | measured | vramledger | compared with | ratio | bar | |"
     yield "|---|---|---|---|---|---|---|"
     for row in rows:

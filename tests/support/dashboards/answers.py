@@ -43,13 +43,11 @@ class Answer(NamedTuple):
 
 
 def devices(engine: Engine, ahead: float) -> list[str]:
-    """Return the UUID of every device."""
     found = ask(engine, "vramledger_device_info", instant=True, span=SPAN, ahead=ahead)
     return sorted(each["metric"]["uuid"] for each in found)
 
 
 def processes(engine: Engine, ahead: float) -> list[dict[str, str]]:
-    """Return node and pid of every process that holds memory."""
     found = ask(engine, 'vramledger_process_memory_bytes{pid!="other"}', instant=True, span=SPAN, ahead=ahead)
     pairs = {(each["metric"]["instance"], each["metric"]["pid"]) for each in found}
     return [{"instance": instance, "pid": pid} for instance, pid in sorted(pairs)]

@@ -51,7 +51,6 @@ class Samples:
     """All samples of all series, with the marks of those that ended."""
 
     def __init__(self) -> None:
-        """Start without samples."""
         self.points: Points = {}
         self._last: dict[str, set[Labels]] = {}
 
@@ -237,7 +236,6 @@ def send(samples: Samples, engine: Engine, ahead: float = 0.0) -> None:
 
 @contextmanager
 def prometheus(program: Path, home: Path, samples: Samples) -> Iterator[Engine]:
-    """Run a Prometheus that has the samples."""
     with empty_prometheus(program, home) as engine:
         send(samples, engine)
         yield engine
@@ -245,7 +243,6 @@ def prometheus(program: Path, home: Path, samples: Samples) -> Iterator[Engine]:
 
 @contextmanager
 def empty_prometheus(program: Path, home: Path) -> Iterator[Engine]:
-    """Run a Prometheus that takes samples."""
     home.mkdir(parents=True, exist_ok=True)
     (home / "prometheus.yml").write_text("global: {}\n", encoding="ascii")
     port = free_port()

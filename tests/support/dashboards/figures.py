@@ -20,12 +20,10 @@ def value(engine: Engine, dashboard: str, panel: str, ref: str = "A", **chosen: 
 
 
 def total_of(rows: list[dict[str, Any]]) -> float:
-    """Return the sum of the values of some rows."""
     return sum(float(row["value"]) for row in rows)
 
 
 def query_of(dashboard: str, panel: str, ref: str = "A") -> str:
-    """Return a query of a panel."""
     shown = panels(load_dashboards()[f"vramledger-{dashboard}"])
     (found,) = [each for each in shown if each["title"] == panel]
     (target,) = [each for each in found["targets"] if each["refId"] == ref]

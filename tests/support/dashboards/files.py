@@ -25,7 +25,6 @@ class PanelQuery(NamedTuple):
 
 
 def load_dashboards() -> dict[str, Json]:
-    """Return every dashboard by its uid."""
     return {content["uid"]: content for content in (json.loads(path.read_text("utf-8")) for path in FILES)}
 
 
@@ -39,7 +38,6 @@ def panels(dashboard: Json) -> Iterator[Json]:
 
 
 def queries(dashboard: Json) -> Iterator[PanelQuery]:
-    """Yield the queries of panels and annotations."""
     for panel in panels(dashboard):
         for target in panel["targets"]:
             asked = (target["refId"], target["expr"], target["instant"])
@@ -49,7 +47,6 @@ def queries(dashboard: Json) -> Iterator[PanelQuery]:
 
 
 def all_queries() -> list[PanelQuery]:
-    """Return the queries of all dashboards."""
     return [each for dashboard in load_dashboards().values() for each in queries(dashboard)]
 
 

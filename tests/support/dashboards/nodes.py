@@ -49,7 +49,6 @@ Page = tuple[float, list[str]]
 
 
 def without_agents(host: Host) -> None:
-    """Let no program have an agent."""
     for process in host.processes:
         process.agent = False
 
@@ -250,7 +249,6 @@ def _web_metrics() -> Collected:
 
 
 def scrapes() -> Mapping[str, Iterable[Page]]:
-    """Return the pages of every node by its name."""
     return {
         **{node.name: simulated_pages(node) for node in NODES},
         **{f"recorded-{name}": recorded_pages(name) for name in RECORDED},

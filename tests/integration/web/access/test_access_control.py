@@ -43,19 +43,16 @@ PATHS = (
 )
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """Name a web configuration file."""
-    return tmp_path / "web.yml"
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
 
 
 def tls(server: str = "server", more: str = "") -> str:
-    """Write the TLS part of a file."""
     return f"tls_server_config:\n  cert_file: {server}.pem\n  key_file: {server}.key\n{more}"
 
 
 def value(page: str, name: str) -> float | None:
-    """Return the value of a series on a page."""
     found = re.search(rf"^vramledger_{re.escape(name)} (\S+)$", page, re.MULTILINE)
     return float(found[1]) if found else None
 
@@ -145,10 +142,8 @@ def test_the_rate_limit_refills() -> None:
     assert bucket.wait == 0.25
 
 
-async def test_tls(file: Path, tmp_path: Path) -> None:
+async def test_tls(file: Path, authority: Authority) -> None:
     """With a certificate all is HTTPS; plain HTTP and older TLS versions get nothing."""
-    authority = Authority(tmp_path)
-    authority.sign("server")
     secure = trusting(authority.pair)
     async with serve_secured(file, tls(more="  min_version: TLS13\n") + USERS, secure) as exporter:
         assert (await exporter.ask()).status == 401
@@ -170,15 +165,13 @@ async def test_tls(file: Path, tmp_path: Path) -> None:
         "  prefer_server_cipher_suites: false\n",
     ],
 )  # Suites and curves of the file are used.
-async def test_tls_as_the_file_says(file: Path, tmp_path: Path, more: str) -> None:
+async def test_tls_as_the_file_says(file: Path, authority: Authority, more: str) -> None:
     """Suites and curves of the file are used."""
     if "X25519" in more:
         try:
             ssl.create_default_context().set_ecdh_curve("X25519")
         except (ValueError, ssl.SSLError):
             pytest.skip("this Python's OpenSSL takes X25519 for no curve; the file's error says so")
-    authority = Authority(tmp_path)
-    authority.sign("server")
     async with serve_secured(file, tls(more=more), trusting(authority.pair)) as exporter:
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", exporter.port, ssl=exporter.secure, server_hostname="localhost"
@@ -227,10 +220,8 @@ async def test_client_certificates(file: Path, tmp_path: Path, policy: str, with
     ("prometheus.test", 200), ("10.0.0.1", 200), ("'2001:db8::1'", 200), ("ops@example.org", 200),
     ("spiffe://a/b", 200), ("other.test", 403), ("PROMETHEUS", 403),
 ])  # fmt: skip
-async def test_only_named_clients(file: Path, tmp_path: Path, allowed: str, status: int) -> None:
+async def test_only_named_clients(file: Path, authority: Authority, allowed: str, status: int) -> None:
     """A certificate of the right authority is accepted only with one of the names in the file."""
-    authority = Authority(tmp_path)
-    authority.sign("server")
     sans = "DNS:prometheus.test,IP:10.0.0.1,IP:2001:db8::1,email:ops@example.org,URI:spiffe://a/b"
     own = authority.sign("client", sans)
     text = tls(
@@ -261,11 +252,8 @@ async def test_bad_files_keep_it_from_starting(file: Path, tmp_path: Path, chang
     assert "\n" not in str(error.value)
 
 
-async def test_a_renewed_certificate_is_served(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_renewed_certificate_is_served(file: Path, tmp_path: Path) -> None:
     """A new certificate is used for new connections without a restart; a broken one is not, and is logged."""
-    monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
     old, new = Authority(tmp_path, "old"), Authority(tmp_path, "new")
     first, second = old.sign("server"), new.sign("renewed")
     async with serve_secured(file, tls(), trusting(old.pair)) as exporter:
@@ -287,9 +275,8 @@ async def test_a_renewed_certificate_is_served(
         await until_answered(renewed.ask, lambda answer: loaded(answer) == 1)
 
 
-async def test_a_changed_file_holds_at_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_changed_file_holds_at_once(file: Path) -> None:
     """An added user is allowed and a removed one is not, also on a connection that is open."""
-    monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
     bob = ("bob", "wonder")
     async with serve_secured(file, USERS) as exporter, aiohttp.ClientSession(headers=header(ALICE)) as kept:
         url = f"http://127.0.0.1:{exporter.port}/-/healthy"
@@ -307,7 +294,6 @@ async def test_a_changed_file_holds_at_once(file: Path, monkeypatch: pytest.Monk
 
 async def test_other_users_end_the_streams(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An open stream ends when the permissions change, and with no other change."""
-    monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
     monkeypatch.setattr(page_stream, "HEARTBEAT", 0.05)
     monkeypatch.setattr(page_stream, "PERIOD", 0.01)
     async with serve_secured(file, USERS) as exporter, aiohttp.ClientSession() as session:
@@ -331,11 +317,8 @@ async def test_other_users_end_the_streams(file: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("text", ["", "basic_auth_users: {}", "nonsense: 1", "rate_limit: {interval: 0}"])
-async def test_no_change_opens_the_door(
-    file: Path, text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_no_change_opens_the_door(file: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
     """After a reload of an empty or wrong file the old rules stay in force."""
-    monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
     with caplog.at_level(logging.ERROR, "vramledger"):
         async with serve_secured(file, USERS) as exporter:
             write_config(file, text)

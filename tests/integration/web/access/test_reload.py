@@ -24,11 +24,9 @@ CLIENTS = (
 )
 
 
-@pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Name a web configuration file; it is looked at often."""
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
-    return tmp_path / "web.yml"
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -73,17 +71,14 @@ async def test_what_was_missing_is_found_when_it_comes(file: Path, tmp_path: Pat
 
 
 def _other_authority(home: Path, _: Path) -> None:
-    """Replace the authority's file."""
     (home / "clients.pem").write_bytes((home / "other.pem").read_bytes())
 
 
 def _other_file(_: Path, file: Path) -> None:
-    """Name another authority's file."""
     write_config(file, CLIENTS.replace("clients.pem", "other.pem"))
 
 
 def _other_names(_: Path, file: Path) -> None:
-    """Allow another name alone."""
     write_config(file, f"{CLIENTS}  client_allowed_sans: [other.test]\n")
 
 

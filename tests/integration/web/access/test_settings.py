@@ -18,7 +18,6 @@ TLS = f"tls_server_config:\n  {PAIR}"
 
 
 def read(tmp_path: Path, text: str) -> AccessSettings:
-    """Read a file with this text."""
     path = tmp_path / "web.yml"
     path.write_text(text, encoding="utf-8")
     return read_settings(path)
