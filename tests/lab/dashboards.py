@@ -3,8 +3,6 @@
 ``python -m tests.lab.dashboards``, or ``make dashboards``.
 """
 
-from __future__ import annotations
-
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping

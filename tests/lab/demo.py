@@ -13,8 +13,6 @@ goes wrong that vramledger is for. The same seed writes the same readings each t
    44  the leak has filled GPU 0: the training runs out of memory, and ends a minute later
 """
 
-from __future__ import annotations
-
 import gzip
 import sys
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ last hour of that is written for each of 63 hosts and each of 24 hours, under na
 over the time range for all 24 hours, the rest for the last 20 minutes.
 """
 
-from __future__ import annotations
-
 import re
 import tempfile
 import time

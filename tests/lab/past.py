@@ -4,8 +4,6 @@ It is the demo's recording as Prometheus would have scraped it, and what the shi
 far as *Changed* needs it: what each owner held, and whether the GPUs were watched. ``past.sh`` repeats it.
 """
 
-from __future__ import annotations
-
 import struct
 import sys
 import tempfile

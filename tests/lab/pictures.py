@@ -3,8 +3,6 @@
 Never by hand: after a change of the page, make the pictures again, and look at them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import sys

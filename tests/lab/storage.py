@@ -3,8 +3,6 @@
 Run it once for each version of the format, and keep the earlier ones.
 """
 
-from __future__ import annotations
-
 import json
 from random import Random
 

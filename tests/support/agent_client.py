@@ -1,7 +1,5 @@
 """What an agent says, and a small agent in this process; a player is one in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Mapping

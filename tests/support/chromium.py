@@ -1,7 +1,5 @@
 """A real Chromium without a window, controlled directly through its own protocol (CDP)."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

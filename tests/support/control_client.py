@@ -1,7 +1,5 @@
 """Ask a control socket as another user, or out of a container, with nothing of ours."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

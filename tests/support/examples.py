@@ -1,7 +1,5 @@
 """How many examples hypothesis makes: all of them in ``make test-all``, a fifth in ``make test``."""
 
-from __future__ import annotations
-
 import os
 
 from hypothesis import HealthCheck, settings

@@ -4,8 +4,6 @@ What holds for every page, whatever happens to the driver, is checked on every s
 and what holds for every end of an exporter at every end.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

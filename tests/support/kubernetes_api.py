@@ -1,7 +1,5 @@
 """An API server of Kubernetes for one node: TLS, a token, versions of objects, two kinds of patches."""
 
-from __future__ import annotations
-
 import copy
 import ssl
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """A stored past: a simulated host, recorded by the exporter's own parts, faster than it happens."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3

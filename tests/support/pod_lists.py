@@ -1,7 +1,5 @@
 """A server over TLS that lists pods for clients with the token, as a kubelet and an API server do."""
 
-from __future__ import annotations
-
 import json
 import ssl
 import threading

@@ -4,8 +4,6 @@ What only a broken or dying process shows is played by a directory that looks li
 place of a file is a read that hangs. Everything else is read from the real one.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import tempfile

@@ -4,8 +4,6 @@ Six steps of a transformer of four layers with AdamW on an H200, with torch 2.11
 outputs of an evaluation without ``no_grad`` are kept. Only the names of the files were replaced.
 """
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

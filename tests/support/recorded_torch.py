@@ -1,7 +1,5 @@
 """A torch program that is recorded: its beginning, what it asks for itself, and what it reports."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from pathlib import Path

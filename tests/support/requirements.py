@@ -4,8 +4,6 @@ A skip is a promise that nobody checked. It is listed apart at the end of the ru
 and where ``CI`` is set it is a failure.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil

@@ -1,7 +1,5 @@
 """An exporter with a web configuration file, for tests of access."""
 
-from __future__ import annotations
-
 import base64
 import ssl
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """A real server on a port of loopback, for tests that send real requests."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable

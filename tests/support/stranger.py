@@ -3,8 +3,6 @@
 A line of output says that it has begun. :func:`strange` starts one as another user.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

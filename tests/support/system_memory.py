@@ -1,7 +1,5 @@
 """Files in which the kernel tells of its memory, as it writes them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

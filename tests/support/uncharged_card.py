@@ -1,7 +1,5 @@
 """Two GPUs with programs whose bytes NVML charges to nobody, in figures that a test sets."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from random import Random
 

@@ -1,7 +1,5 @@
 """A program that stands for ``vllm serve``: it serves vLLM's metrics, and starts who has the memory."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Wait for another thread or process: by its condition, with a deadline."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import TypeVar

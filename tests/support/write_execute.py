@@ -4,8 +4,6 @@ That is what systemd's ``MemoryDenyWriteExecute=yes`` forbids: from systemd 254 
 6.3, before by a filter of system calls.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

@@ -1,7 +1,5 @@
 """One browser for all tests of the page, and one exporter's page for each."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib import resources

@@ -1,7 +1,5 @@
 """The page behind a login, the runbooks, and the page of a snapshot, in a browser."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The live page does what it promises, in a real browser."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

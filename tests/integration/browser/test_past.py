@@ -1,7 +1,5 @@
 """The page's slider shows the ledger as it was, by keyboard, by touch and by a link, in a real browser."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

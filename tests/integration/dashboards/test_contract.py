@@ -1,7 +1,5 @@
 """The queries use only the metric contract and the shipped recording rules; promtool parses all of them."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

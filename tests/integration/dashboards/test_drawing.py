@@ -1,7 +1,5 @@
 """What was learnt by looking at the dashboards in a running Grafana 12.3, as rules that need none."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from math import inf

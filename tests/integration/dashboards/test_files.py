@@ -1,7 +1,5 @@
 """The dashboards' files match their sources, and are what Grafana and its linter expect."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

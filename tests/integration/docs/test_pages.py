@@ -1,7 +1,5 @@
 """METRICS.md and its pages are what the generator makes of declarations and texts."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The outputs in the documents are those of the program, for the recordings that they name."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from subprocess import CompletedProcess

@@ -1,7 +1,5 @@
 """The example query of every metric: its names exist, and Prometheus' engine answers it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

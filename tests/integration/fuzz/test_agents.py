@@ -1,7 +1,5 @@
 """Any bytes on the agents' socket of a running exporter: the page stays right, and other agents report."""
 
-from __future__ import annotations
-
 import array
 import json
 import os

@@ -1,7 +1,5 @@
 """Any bytes to an exporter with TLS and passwords: it continues, and strangers learn nothing."""
 
-from __future__ import annotations
-
 import base64
 import http.client
 import socket

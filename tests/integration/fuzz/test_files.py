@@ -1,7 +1,5 @@
 """Files that a program, a container or an administrator writes: any bytes give a result or one error."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Any bytes over the network: the exporter continues, and answers the next scrape as usual."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress

@@ -1,7 +1,5 @@
 """Invalid readings: one loses a sample at most, and does not change the samples after it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """The control socket: its file, its messages, and what strangers put into it."""
 
-from __future__ import annotations
-
 import array
 import asyncio
 import json

@@ -1,7 +1,5 @@
 """Questions about the past: they delay nothing that is stored, and what nobody waits for is not computed."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """The start of the process that stores: a hanging disk or too few descriptors delay it, and no more."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

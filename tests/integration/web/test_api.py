@@ -1,7 +1,5 @@
 """The JSON for other programs: the documents match the schemas that are served with them."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from dataclasses import replace

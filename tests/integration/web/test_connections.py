@@ -1,7 +1,5 @@
 """What strangers may hold before they are let in: little, and nobody else is worse off."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """A kept connection: each request is judged by the rules of its moment, and it stays while it is used."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """The files of the live page and the runbooks: what a browser may cache, load and run."""
 
-from __future__ import annotations
-
 import gzip
 import re
 import socket

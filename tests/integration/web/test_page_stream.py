@@ -1,7 +1,5 @@
 """The stream of the live page: one render for all viewers, limited for each, complete when necessary."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """A real Prometheus scrapes the exporter, and stores the snapshot's values to the last digit."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Renders are shared: a page of a snapshot is written once for all requests."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The telemetry path and the probes, over HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import socket

@@ -1,7 +1,5 @@
 """Where the exporter listens, and what it says when it cannot."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

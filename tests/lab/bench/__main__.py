@@ -3,8 +3,6 @@
 Not a test: times depend on the machine and on what else it does, so the load is printed with the table.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ Each agent is a process of its own, holds one GPU, and reports PyTorch on it onc
 that there is.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import statistics

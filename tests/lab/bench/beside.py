@@ -4,8 +4,6 @@ The two take turns (ours, peer, ours, peer), so that a machine that slows down d
 scraped once a second as Prometheus does it, and samples once a second, its default.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The cost of a program and its children: CPU seconds and memory, from /proc."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

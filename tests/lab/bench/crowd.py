@@ -4,8 +4,6 @@ Only the search for hidden holders looks at them. Its budget bounds that by desi
 measured, without the crowd, with it, and the same in reverse, so that a drift of the machine cancels.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import time

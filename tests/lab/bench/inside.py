@@ -5,8 +5,6 @@ as well the least of many runs is what it costs, and the median what one happens
 the least. As installed, the agent is compiled; a start-up file that cannot be kept compiled costs more.
 """
 
-from __future__ import annotations
-
 import compileall
 import os
 import shutil

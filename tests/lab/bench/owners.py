@@ -5,8 +5,6 @@ at every 10 seconds, a kubelet and Slurm asked every 20. The CPU time is that of
 does it, over the time of 100 samples, beside the CPU time of a whole sample of the real sampler.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ The browser's figures come from its own clock (paint timing and user timing). Th
 CPU time is all of its processes', sampling included, with one viewer and with 200.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import http.client

@@ -1,7 +1,5 @@
 """What does each step cost by itself, from the driver's answer to the page?"""
 
-from __future__ import annotations
-
 import os
 import statistics
 import time

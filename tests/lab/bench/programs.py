@@ -1,7 +1,5 @@
 """The measured programs, started and scraped as Prometheus would."""
 
-from __future__ import annotations
-
 import gzip
 import http.client
 import shutil

@@ -6,8 +6,6 @@ and are shown. There are two ways to read the bar, and both are shown: against t
 sample, whose thread shares the interpreter and the cores with seven others, and against a GPU alone.
 """
 
-from __future__ import annotations
-
 import statistics
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The scene of every measurement: a stand-in driver as slow as an H200's, and real processes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

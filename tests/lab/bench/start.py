@@ -1,7 +1,5 @@
 """How long from the start of the program to the first page that says ``vramledger_up 1``?"""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The figures as a table for people and as JSON for programs, and whether a limit was exceeded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 

@@ -1,7 +1,5 @@
 """A real engine's answer to every query of every dashboard, as Grafana would send it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -5,8 +5,6 @@ as a scrape leaves them. What the rules record and which alerts fire comes from 
 by ``promtool test rules`` over the same samples: a server evaluates rules only as time passes.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import struct

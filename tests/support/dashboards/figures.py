@@ -1,7 +1,5 @@
 """Ask for the figures of single panels, as Grafana would."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.support.dashboards.answers import SPAN

@@ -1,7 +1,5 @@
 """The dashboards' committed files: their panels, queries and variables."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

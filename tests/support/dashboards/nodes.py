@@ -4,8 +4,6 @@ Each is simulated for some hours through the real tracker, metrics and expositio
 "now" for all. Recordings of real GPUs are among them, held at their last reading.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace

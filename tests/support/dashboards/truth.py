@@ -1,7 +1,5 @@
 """What the simulated exporters said, read from the samples themselves and not through a query."""
 
-from __future__ import annotations
-
 import re
 import struct
 from bisect import bisect_right

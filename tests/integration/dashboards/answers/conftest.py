@@ -1,7 +1,5 @@
 """One Prometheus with the simulated nodes, for all files of this folder: they stay on one worker."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

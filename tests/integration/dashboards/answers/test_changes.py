@@ -1,7 +1,5 @@
 """What has changed is the difference of what was held at two moments, where somebody watched."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.dashboards import truth

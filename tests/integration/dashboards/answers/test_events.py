@@ -1,7 +1,5 @@
 """Alerts and marks of failures are there when they should be, and each once."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Each query of each panel is answered, with the columns and labels that the panel needs."""
 
-from __future__ import annotations
-
 import re
 import urllib.request
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What frameworks hold beyond their need, and what could share a GPU, is that of the simulation."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.dashboards.database import ask

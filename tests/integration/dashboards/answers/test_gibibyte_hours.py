@@ -1,7 +1,5 @@
 """GiB-hours, hours of GPUs and money are what the exporters counted in each range."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.dashboards import database, truth

@@ -1,7 +1,5 @@
 """The figures of the memory of fleets, nodes and devices are those of the simulation."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

@@ -1,7 +1,5 @@
 """A process has the figures, the growth, the first step and the failures that the simulation gave it."""
 
-from __future__ import annotations
-
 import pytest
 
 from dashboards.src.process import SILENT

@@ -1,7 +1,5 @@
 """The dashboards say which nodes are watched, and nothing of what is not known."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which requests are allowed, what a stranger sees, and what happens when the file changes."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """Basic authentication: right, wrong, and how much work of the host it can cause."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import os

@@ -1,7 +1,5 @@
 """A change of the web configuration is never missed, and never lets in who was kept out."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

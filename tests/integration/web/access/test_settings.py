@@ -1,7 +1,5 @@
 """The web configuration file: what is accepted, and what is refused with which message."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import bcrypt
