@@ -31,7 +31,7 @@ def chromium(program: Path) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as profile:
         log = Path(profile, "log")
         with log.open("wb") as errors:
-            command = [program, *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
+            command: list[str | Path] = [program, *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
             browser = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors)
         try:
             yield _address(browser, Path(profile, "DevToolsActivePort"), log)

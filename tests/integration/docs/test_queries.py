@@ -68,7 +68,7 @@ def test_prometheus_answers_every_query(version: str, tmp_path: Path) -> None:
     test = {"interval": "30s", "input_series": series, "promql_expr_test": asked}
     case.write_text(json.dumps({"tests": [test]}), encoding="utf-8")  # JSON is YAML, and fast
 
-    command = [require_version("promtool", version), "test", "rules", case]
+    command: list[str | Path] = [require_version("promtool", version), "test", "rules", case]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
 
     # It complains about each answer, because none is expected, and quotes the query as JSON does.

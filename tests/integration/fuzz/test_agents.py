@@ -47,7 +47,7 @@ MESSAGES = [FULL, *ASKS]
 
 
 CHANGED = st.builds(
-    lambda message, changes: spoilt(*message, changes).encode(),
+    lambda message, changes: spoilt(message[0], message[1], changes).encode(),
     st.sampled_from([(each, places(each)) for each in MESSAGES]),
     st.lists(st.tuples(st.integers(0, 10**6), JSON | st.integers(-(2**70), 2**70)), max_size=3),
 )

@@ -122,7 +122,8 @@ def measure(scene: Scene, *, turns: int, seconds: int) -> Iterator[Row]:
                 look = partial(_look, address, program.port, holders, seconds)
                 looks = [asyncio.run(look()) for _ in range(turns + 1)][1:]
             updates = [each for _, _, taken in looks for each in taken]
-            paint, whole = (statistics.median(each[place] for each in looks) for place in (0, 1))
+            paint = statistics.median(each for each, _, _ in looks)
+            whole = statistics.median(each for _, each, _ in looks)
             yield Row(at, "page: first paint", paint, unit="s", bar=_PAINT)
             yield Row(at, "page: all holders in the table", whole, unit="s")
             scripting, median = "page: scripting of an update", statistics.median(updates)

@@ -242,7 +242,7 @@ def recorded_pages(name: str) -> Iterator[Page]:
 def _web_metrics() -> Collected:
     """Return the samples of a valid web configuration file, and of one wrong password."""
     refusals: list[Sample] = [((reason,), float(reason == "password")) for reason in WEB_REFUSALS]
-    loaded = (WEB_CONFIG_LOADED, [((), 1.0)]), (WEB_CONFIG_LOADED_TIME, [((), EPOCH)])
+    loaded: Collected = [(WEB_CONFIG_LOADED, [((), 1.0)]), (WEB_CONFIG_LOADED_TIME, [((), EPOCH)])]
     return [(WEB_REFUSED, refusals), *loaded]
 
 
