@@ -1,8 +1,4 @@
-"""The commands as real processes: started with flags, scraped over HTTP, ended by a signal.
-
-What holds for every page, whatever happens to the driver, is checked on every scrape (:func:`check`),
-and what holds for every end of an exporter at every end.
-"""
+"""The commands as real processes; what holds for every page and end of an exporter is always checked."""
 
 import json
 import os

@@ -1,8 +1,4 @@
-"""The proc file systems that the tests read.
-
-What only a broken or dying process shows is played by a directory that looks like /proc: a FIFO in the
-place of a file is a read that hangs. Everything else is read from the real one.
-"""
+"""The proc file systems that the tests read: the real one, or a directory for what a dying process shows."""
 
 import os
 import subprocess

@@ -1,8 +1,4 @@
-"""What a test needs from the machine: present, a reported skip, or a failure in CI.
-
-A skip is a promise that nobody checked. It is listed apart at the end of the run (``tests/conftest.py``),
-and where ``CI`` is set it is a failure.
-"""
+"""What a test needs from the machine: present, a skip that is listed at the end, or a failure in CI."""
 
 import functools
 import os

@@ -368,7 +368,7 @@ RULES: dict[tuple[str, str], Callable[[Json], object]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "rule"), RULES, ids="/".join)
+@pytest.mark.parametrize(("kind", "rule"), RULES, ids=[f"{kind or 'any'}: {rule}" for kind, rule in RULES])
 def test_each_panel(kind: str, rule: str) -> None:
     """Each panel, or each of a kind, keeps the rule."""
     bound = [panel for panel in PANELS if not kind or panel["type"] == kind]

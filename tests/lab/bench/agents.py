@@ -1,8 +1,4 @@
-"""What do agents cost the exporter, and what the step that joins their reports?
-
-Each agent is a process of its own, holds one GPU, and reports PyTorch on it once a second with every figure
-that there is.
-"""
+"""What do 64 agents, each a process that reports once a second, cost the exporter, and reading a report?"""
 
 import itertools
 import json

@@ -1,7 +1,6 @@
-"""What do we cost beside a peer, nvitop-exporter, on the same driver with the same holders?
+"""What do we cost beside nvitop-exporter, on the same driver with the same holders, scraped each second?
 
-The two take turns (ours, peer, ours, peer), so that a machine that slows down does so for both. Each is
-scraped once a second as Prometheus does it, and samples once a second, its default.
+The two take turns, so that a machine that slows down does so for both.
 """
 
 import statistics

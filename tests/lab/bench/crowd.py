@@ -1,7 +1,6 @@
-"""What do thousands of other processes on the host cost us?
+"""What do thousands of other processes on the host cost us, at which the search for hidden holders looks?
 
-Only the search for hidden holders looks at them. Its budget bounds that by design; here the bound is
-measured, without the crowd, with it, and the same in reverse, so that a drift of the machine cancels.
+It is measured without the crowd, with it, and the same in reverse, so that a drift of the machine cancels.
 """
 
 import os

@@ -1,8 +1,6 @@
 """What does the agent cost a program: at the start of every interpreter, and where a framework comes?
 
-Both are differences between runs of fresh interpreters, taken in turns. On a machine that does other things
-as well the least of many runs is what it costs, and the median what one happens to wait; the bars are for
-the least. As installed, the agent is compiled; a start-up file that cannot be kept compiled costs more.
+The bars are for the least of many fresh interpreters in turns: the median is what one happens to wait.
 """
 
 import compileall

@@ -1,8 +1,6 @@
-"""What do names cost: a holder once, and a settled host with every sample?
+"""What do names cost: a holder once, and a settled host with every sample, of 512 pods, the dearest kind?
 
-All 512 holders are pods of their own, the dearest kind: their marks on the host and their cgroup are looked
-at every 10 seconds, a kubelet and Slurm asked every 20. The CPU time is that of the thread that
-does it, over the time of 100 samples, beside the CPU time of a whole sample of the real sampler.
+The CPU time is that of the thread that does it over 100 samples, beside that of the real sampler.
 """
 
 import statistics

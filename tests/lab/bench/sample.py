@@ -1,9 +1,6 @@
-"""Does a sample of eight GPUs take about as long as its slowest GPU?
+"""Does a sample of eight GPUs take about as long as its slowest GPU, and as a GPU alone?
 
-The sampler runs by itself and tells its own durations. What NVML takes is judged, and the whole sample
-where 8 holders a GPU are read in /proc; 64 a GPU take longer there than in NVML, on one core for all GPUs,
-and are shown. There are two ways to read the bar, and both are shown: against the slowest GPU of the same
-sample, whose thread shares the interpreter and the cores with seven others, and against a GPU alone.
+What NVML takes is judged, and the whole sample where 8 holders a GPU are read in /proc; of 64 it is shown.
 """
 
 import statistics
