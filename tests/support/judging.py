@@ -32,7 +32,7 @@ class Entry:
     passed: list[tuple[int, str]] = field(default_factory=list)  # (pid, state) of some earlier reading
     hidden: list[int] | None = None  # pids of the hidden holders in the last reading
     host_pid_namespace: bool | None = None  # what the readings must say
-    unattributed_below: float | None = 0.01  # most of unattributed / total; None where bytes are nobody's
+    unattributed_below: float | None = 0.01  # most of unattributed / total; None where no bound holds
     unattributed_between: list[int] | None = None  # bytes on device 0 in the last reading, where they are
     uncharged: dict[int, int] = field(default_factory=dict)  # uncharged bytes on device 0 by their pid
     settling: int = 0  # readings above the bound, while a process came or went

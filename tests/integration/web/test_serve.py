@@ -87,7 +87,7 @@ async def test_a_taken_port_is_one_line_that_says_what_to_do(host: str) -> None:
         (
             "192.0.2.1",
             "cannot listen on 192.0.2.1:80: this host has no such address",
-        ),  # TEST-NET-1 is nobody's
+        ),  # TEST-NET-1
         *((name, f"cannot listen on {name}:80: that is not a host name") for name in ("a..b", "a" * 64)),
     ],
 )
