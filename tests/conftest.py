@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import os
 import signal
 import sys
@@ -117,6 +119,16 @@ def _mark_repeats(items: list[pytest.Item]) -> None:
             cases[name := item.nodeid.partition("[")[0]] += 1
             if cases[name] > repeats.kwargs.get("kept", 1):
                 item.add_marker(pytest.mark.thorough)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine to its end, in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**given), 100))
+    return True
 
 
 def pytest_runtest_teardown() -> None:

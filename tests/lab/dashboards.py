@@ -3,8 +3,6 @@
 ``python -m tests.lab.dashboards``, or ``make dashboards``.
 """
 
-from __future__ import annotations
-
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -47,14 +45,11 @@ def text(found: Iterable[Answer], version: str) -> str:
         ]
         for answer in all_:
             asked = answer.asked
-            unit = units.get(asked.panel, {}).get(f"Value #{asked.ref}") or units.get(asked.panel, {}).get(
-                "", ""
-            )
-            example = (
-                EMPTY.get((asked.dashboard, asked.panel, asked.ref), "")
-                if answer.value is None
-                else _example(answer, unit, mapped.get(asked.panel, {}))
-            )
+            own = units.get(asked.panel, {})
+            unit = own.get(f"Value #{asked.ref}") or own.get("", "")
+            example = _example(answer, unit, mapped.get(asked.panel, {}))
+            if answer.value is None:
+                example = EMPTY.get((asked.dashboard, asked.panel, asked.ref), "")
             lines.append(f"| {asked.panel} | {asked.ref} | {answer.series} | {example} |")
         lines.append("")
     return "\n".join(lines)
@@ -92,7 +87,6 @@ def _example(answer: Answer, unit: str, mapped: Mapping[str, str]) -> str:
 
 
 def main() -> None:
-    """Query, and write."""
     program = require_tool("prometheus")
     require_tool("promtool")
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)

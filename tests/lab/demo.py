@@ -13,8 +13,6 @@ goes wrong that vramledger is for. The same seed writes the same readings each t
    44  the leak has filled GPU 0: the training runs out of memory, and ends a minute later
 """
 
-from __future__ import annotations
-
 import gzip
 import sys
 from collections.abc import Iterator
@@ -63,7 +61,6 @@ LEFT_BY_TENSORFLOW = 700 * MIB
 
 
 def processes(random: Random) -> list[Process]:
-    """Return every process that ever holds memory on the node."""
     leak = with_leak(sawtooth(random, 52 * GIB, 4 * GIB, 7.0), 2.05 * GIB / 60, 180)
     training = Torch(leak, limit=USABLE - CONTEXT - 164 * MIB)
     attempts = Torch(Attempts(2.2 * GIB, 9 * GIB), work=in_bursts(random, 4, 9), limit=3 * GIB)
@@ -114,7 +111,6 @@ def bursts(busy: float, period: float, level: float = 0.9) -> Demand:
 
 
 def pod(namespace: str, name: str) -> Owner:
-    """Return a pod as an owner."""
     return Owner("pod", f"{namespace}/{name}", namespace=namespace, pod=name, container="main")
 
 
@@ -141,7 +137,6 @@ class Attempts:
     wanted: float
 
     def __call__(self, age: float) -> float:
-        """Return the bytes needed at an age."""
         return self.wanted if age > 354 and age % 30 < INTERVAL else self.usual
 
 
@@ -179,7 +174,6 @@ class Sensors:
     told: dict[str, HardwareValue] = field(default_factory=dict)
 
     def of(self, device: DeviceReading, now: float) -> DeviceReading:
-        """Return a reading of the GPU with its hardware, ``INTERVAL`` after the one before."""
         busy = (device.utilization or {}).get("gpu", 0.0)
         full = CONTEXT_WATTS + WORK_WATTS * busy + self.random.uniform(-3, 3) * (1 + 4 * busy)
         watts = round(full * (OLDER_SHARE if self.older else 1))
@@ -215,7 +209,7 @@ class Sensors:
             "device_row_remap_failed": 0.0,
             "device_bar1_memory_bytes": {
                 "used": 1_703_936.0,
-                "total": (128.0 if self.older else 256.0) * GIB,
+                "total": (128 if self.older else 256) * float(GIB),
             },
             "device_energy_joules_total": self.joules,
             "device_memory_temperature_celsius": float(round(self.memory)),
@@ -229,39 +223,23 @@ LEAKING_PID = 4120
 
 @dataclass(slots=True)
 class Agents:
-    """The reports of the node's agents: as on any simulated host, with each program's newest failure.
+    """The reports of the node's agents: as on any simulated host, with each program's newest failure."""
 
-    ``ooms`` is that failure by pid, and the count of failures at it.
-    """
-
-    ooms: dict[int, tuple[int, OutOfMemory]] = field(default_factory=dict)
+    ooms: dict[int, tuple[int, OutOfMemory]] = field(default_factory=dict)  # by pid: how many, the newest
 
     def of(self, reading: Reading) -> tuple[Agent, ...]:
-        """Return the agents of a reading."""
         return tuple(
-            agent if agent.report is None else agent._replace(report=self._report(agent, agent.report))
-            for agent in reading.agents
+            each._replace(report=each.report and self._report(each, each.report)) for each in reading.agents
         )
 
     def _report(self, agent: Agent, report: AgentReport) -> AgentReport:
-        return replace(
-            report,
-            interval=INTERVAL,
-            python="3.12.3",
-            consents=("reclaim", "snapshot"),
-            frameworks=tuple(map(_in_mib, report.frameworks)),
-            last_oom=self._last_oom(agent, report),
-        )
+        frameworks, newest = tuple(map(_in_mib, report.frameworks)), self._last_oom(agent, report)
+        given = {"interval": INTERVAL, "python": "3.12.3", "consents": ("reclaim", "snapshot")}
+        return replace(report, **given, frameworks=frameworks, last_oom=newest)
 
     def _last_oom(self, agent: Agent, report: AgentReport) -> OutOfMemory | None:
-        count = max(
-            (
-                device.figures.get("ooms", 0)
-                for framework in report.frameworks
-                for device in framework.devices
-            ),
-            default=0,
-        )
+        devices = [device for framework in report.frameworks for device in framework.devices]
+        count = max((device.figures.get("ooms", 0) for device in devices), default=0)
         known, newest = self.ooms.get(agent.pid, (0, None))
         if count > known:
             verdict = "leaking" if agent.pid == LEAKING_PID else "hoarded"
@@ -274,30 +252,26 @@ def _in_mib(framework: FrameworkReport) -> FrameworkReport:
     """Return a framework's report with bytes in whole MiB, which compress well."""
     name = framework.framework
     bytes_ = {*POOL_FIGURES, *TORCH_FIGURES}
-    devices = tuple(
-        replace(
-            device,
-            categories={},
-            **{key: value // MIB * MIB for key, value in device.figures.items() if key in bytes_},
-        )
+    figures = [
+        {key: value // MIB * MIB for key, value in device.figures.items() if key in bytes_}
         for device in framework.devices
-    )
+    ]
+    pairs = zip(framework.devices, figures, strict=True)
+    devices = tuple(replace(device, categories={}, **given) for device, given in pairs)
     return replace(framework, version=VERSIONS[name], policy=POLICIES[name], devices=devices)
 
 
 def readings() -> Iterator[Reading]:
     """Yield the readings of the node from its first job on."""
     random = Random(SEED)  # noqa: S311 it must give the same each time
+    kinds = dict.fromkeys(range(4), (CARD, "NVIDIA H200")) | {OLDER: (OLDER_CARD, "NVIDIA A100-SXM4-80GB")}
     gpus = [
         Gpu(
-            index,
-            total=OLDER_CARD if index == OLDER else CARD,
-            uuids=((0.0, f"GPU-5d000000-0000-4000-8000-00000000000{index}"),),
-            counters=index != OLDER,
-            name="NVIDIA A100-SXM4-80GB" if index == OLDER else "NVIDIA H200",
+            index, total=total, uuids=((0.0, f"GPU-5d000000-0000-4000-8000-00000000000{index}"),),
+            counters=index != OLDER, name=name,
         )
-        for index in range(4)
-    ]
+        for index, (total, name) in kinds.items()
+    ]  # fmt: skip
     host = Host(gpus, processes(random), random, INTERVAL, threads=True)
     agents = Agents()
     # Of its own: what a sensor says changes nothing that happens.
@@ -310,7 +284,6 @@ def readings() -> Iterator[Reading]:
 
 
 def write(path: Path) -> int:
-    """Write the recording; return how many readings it has."""
     lines = [encode(reading) for reading in readings()]
     text = encode_header(NOTE, IDLE_AFTER, simulated=True) + b"".join(lines)
     path.write_bytes(gzip.compress(text, 9, mtime=0))

@@ -5,15 +5,13 @@ last hour of that is written for each of 63 hosts and each of 24 hours, under na
 over the time range for all 24 hours, the rest for the last 20 minutes.
 """
 
-from __future__ import annotations
-
-import os
 import re
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.lab.bench.cost import cpu_seconds, cpu_share
 from tests.support.dashboards import database, files
 from tests.support.dashboards.database import Labels, Points, Samples
 from tests.support.dashboards.nodes import HOURS, NOW, SCRAPE, Page
@@ -91,12 +89,6 @@ def _renamed(labels: Labels, host: int, back: int) -> Labels:
     )
 
 
-def cpu(pid: int) -> float:
-    """Return the seconds of CPU that a process has had."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def load(engine: Engine, content: files.Json, chosen: dict[str, str]) -> list[tuple[float, str]]:
     """Ask what open panels ask when loaded; return each query's seconds of CPU with its panel."""
     spent = []
@@ -106,14 +98,13 @@ def load(engine: Engine, content: files.Json, chosen: dict[str, str]) -> list[tu
             rated = max(240, step + 60)
             own = {"__range": f"{RANGE}s", "__interval": f"{step}s", "__rate_interval": f"{rated}s"}
             expr = files.substitute_variables(target["expr"], **own, **chosen)
-            before = cpu(engine.pid)
+            before = cpu_seconds(engine.pid)
             database.ask(engine, expr, instant=target["instant"], span=RANGE, step=step, ahead=AHEAD)
-            spent.append((cpu(engine.pid) - before, f"{panel['title']} {target['refId']}"))
+            spent.append((cpu_seconds(engine.pid) - before, f"{panel['title']} {target['refId']}"))
     return spent
 
 
 def main() -> None:
-    """Make the data, load each dashboard, and print what it cost."""
     program = require_tool("prometheus")
     require_tool("promtool")
     dashboards = files.load_dashboards()
@@ -132,11 +123,10 @@ def main() -> None:
                 database.send(part, engine, ahead + AHEAD)
             series = engine.get("/api/v1/status/tsdb")["data"]["headStats"]["numSeries"]
             print(f"{number / 1e6:.1f} million samples; {series:,.0f} series in memory", flush=True)
-            while True:  # until nothing is compacted any more
-                before = cpu(engine.pid)
-                time.sleep(5)
-                if cpu(engine.pid) - before < 0.1:
-                    break
+            share = [1.0]
+            while share[0] >= 0.02:  # until nothing is compacted any more
+                with cpu_share(engine.pid) as share:
+                    time.sleep(5)
             chosen = {"uuid": "GPU-00000000-0000-4000-8000-000000000000"}
             for uid, content in dashboards.items():
                 own = {**chosen, "instance": "gpu0000", "pid": "10001."} if uid in one_node else {}

@@ -4,8 +4,6 @@ It is the demo's recording as Prometheus would have scraped it, and what the shi
 far as *Changed* needs it: what each owner held, and whether the GPUs were watched. ``past.sh`` repeats it.
 """
 
-from __future__ import annotations
-
 import struct
 import sys
 import tempfile
@@ -24,10 +22,7 @@ from vramledger.sampling.replay import demo_recording
 TARGET = PROJECT / "deploy" / "compose" / "prometheus" / "past.tsv"
 NODE = "localhost:10839"
 """The ``instance`` of the demo's exporter, as prometheus.yml has it."""
-SERIES = {
-    "vramledger_owner:memory_held_bytes:sum",
-    "vramledger_node:devices_watched:count",
-}
+SERIES = {"vramledger_owner:memory_held_bytes:sum", "vramledger_node:devices_watched:count"}
 STEP = 240
 """Seconds between two values: instant queries look back 5 minutes."""
 ABSENT = "-"
@@ -58,7 +53,6 @@ def lines() -> list[str]:
 
 
 def main() -> int:
-    """Write the file; return the exit status."""
     require_tool("promtool")
     TARGET.write_text("\n".join(lines()) + "\n", encoding="utf-8")
     print(f"{TARGET.relative_to(PROJECT)}: {TARGET.stat().st_size / 1000:.0f} kB")

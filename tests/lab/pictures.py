@@ -3,8 +3,6 @@
 Never by hand: after a change of the page, make the pictures again, and look at them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import sys
@@ -26,14 +24,9 @@ from vramledger.sampling.replay import Replay, demo_recording, read_recording, s
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "exporter" / "pictures"
 
-_MOMENT = 901
-# Readings of the bundled recording, 30 minutes: the same moment that COMMANDS.md shows of the terminal.
-
-_PAST = 450
-# Readings before that moment: they fill the 15 minutes of the chart.
-
-_NOW = 1_790_000_000.0
-# The time that the pictures show, so that they are always the same.
+_MOMENT = 901  # readings of the bundled recording, 30 minutes: the moment that COMMANDS.md shows too
+_PAST = 450  # readings before that moment: they fill the 15 minutes of the chart
+_NOW = 1_790_000_000.0  # the time that the pictures show, so that they are always the same
 
 Steps = Callable[[Tab], Awaitable[object]]
 
@@ -41,11 +34,8 @@ Steps = Callable[[Tab], Awaitable[object]]
 def incident(*, source: str = "nvml") -> list[Snapshot]:
     """Replay the bundled recording up to the shown moment; return the snapshots of its last 15 minutes."""
     replay = Replay(demo_recording(), 1.0)
-    tracker = HoldingTracker(
-        idle_after=replay.idle_after or IDLE_AFTER,
-        source=source,
-        recording=replay.name if source == "replay" else None,
-    )
+    name = replay.name if source == "replay" else None
+    tracker = HoldingTracker(idle_after=replay.idle_after or IDLE_AFTER, source=source, recording=name)
     readings = list(islice(read_recording(demo_recording()), _MOMENT))
     shift = _NOW - readings[-1].time
     return [tracker.update(shift_times(reading, shift)) for reading in readings][-_PAST:]
@@ -70,9 +60,8 @@ async def _photograph(  # noqa: PLR0913 a picture has as many sides
         await page.call("Emulation.setTimezoneOverride", timezoneId="UTC")
         await page.size(*((390, 844) if phone else (1360, 800)), mobile=phone)
         await page.prefer(prefers_color_scheme="dark" if dark else "light", prefers_reduced_motion="reduce")
-        for number, shot in enumerate(
-            [*shots[:-1:2], shots[-1]], 1
-        ):  # the exporter gets all of it, so that its history has it
+        # The exporter gets all of it, so that its history has it.
+        for number, shot in enumerate([*shots[:-1:2], shots[-1]], 1):
             shown.snapshot = replace(shot, serial=number)
             await asyncio.sleep(0.006)
         await page.go(f"http://127.0.0.1:{client.port}/")
@@ -97,13 +86,11 @@ async def _all(address: str) -> None:
     reason = failed("no-library", "libnvidia-ml.so.1 is not on this host; install the NVIDIA driver")
     await _photograph(address, "page-no-driver", [reason])
     await _photograph(address, "page-lost", live, lose=True)
-    await _photograph(
-        address, "page-hostile", [hostile()], steps=lambda page: page.click("#rows tr .disclose")
-    )
+    opened: Steps = lambda page: page.click("#rows tr .disclose")  # noqa: E731 a step
+    await _photograph(address, "page-hostile", [hostile()], steps=opened)
 
 
 def main() -> int:
-    """Make all pictures; return the exit status."""
     program = shutil.which("chromium")
     if program is None:
         print("chromium is not on this machine; install it", file=sys.stderr)

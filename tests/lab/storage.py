@@ -3,8 +3,6 @@
 Run it once for each version of the format, and keep the earlier ones.
 """
 
-from __future__ import annotations
-
 import json
 from random import Random
 
@@ -12,9 +10,7 @@ from tests.support.host.model import EPOCH
 from tests.support.past import GOLDEN, GOLDEN_MOMENTS, StoredPast, night, shown_facts
 from vramledger.storage.answers import open_past
 from vramledger.storage.database import VERSION
-from vramledger.storage.protocol import (
-    SINCE,
-)
+from vramledger.storage.protocol import SINCE
 from vramledger.storage.state import compute
 
 

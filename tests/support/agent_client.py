@@ -1,7 +1,5 @@
 """What an agent says, and a small agent in this process; a player is one in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Mapping
@@ -17,7 +15,6 @@ def report(sequence: int = 1, **more: Any) -> dict[str, Any]:  # noqa: ANN401 a 
 
 
 def torch(ordinal: int = 0, reserved: int = GIB, **figures: Any) -> dict[str, Any]:  # noqa: ANN401 the same
-    """Make a report's part about torch on one device."""
     device = {"ordinal": ordinal, "reserved": reserved, "allocated": reserved // 2, **figures}
     return {"framework": "torch", "version": "2.13.0", "policy": "caching", "devices": [device]}
 
@@ -35,5 +32,4 @@ def connect(path: Path) -> socket.socket:
 
 
 def send(connection: socket.socket, message: Mapping[str, Any]) -> None:
-    """Send one message."""
     connection.send(json.dumps(message).encode())

@@ -1,7 +1,5 @@
 """Files that block: a file system in user space that does not answer when one is closed or asked."""
 
-from __future__ import annotations
-
 import array
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """Certificates of the test's own authority, made by the openssl program."""
 
-from __future__ import annotations
-
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path

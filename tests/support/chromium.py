@@ -1,7 +1,5 @@
 """A real Chromium without a window, controlled directly through its own protocol (CDP)."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib
@@ -20,17 +18,10 @@ PATIENCE = 30.0
 """Seconds after which a missing event fails the test."""
 
 _FLAGS = (
-    "--headless=new",
     "--no-sandbox",  # as root there is no other way, and the pages are our own
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--disable-extensions",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--no-first-run",
-    "--hide-scrollbars",
-    "--force-color-profile=srgb",
-    "--remote-debugging-port=0",
+    *("--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--disable-extensions"),
+    *("--disable-background-networking", "--disable-component-update", "--no-first-run"),
+    *("--hide-scrollbars", "--force-color-profile=srgb", "--remote-debugging-port=0"),
 )
 
 
@@ -40,12 +31,8 @@ def chromium(program: Path) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as profile:
         log = Path(profile, "log")
         with log.open("wb") as errors:
-            browser = subprocess.Popen(
-                [program, *_FLAGS, f"--user-data-dir={profile}", "about:blank"],
-                stdin=subprocess.DEVNULL,
-                stdout=errors,
-                stderr=errors,
-            )
+            command: list[str | Path] = [program, *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
+            browser = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors)
         try:
             yield _address(browser, Path(profile, "DevToolsActivePort"), log)
         finally:
@@ -66,8 +53,7 @@ def _address(browser: subprocess.Popen[bytes], told: Path, log: Path) -> str:
         if browser.poll() is not None:
             break
         time.sleep(0.02)
-    message = f"chromium did not start: {log.read_text(encoding='utf-8', errors='replace')[-2000:]}"
-    raise RuntimeError(message)
+    raise RuntimeError(f"chromium did not start: {log.read_text(encoding='utf-8', errors='replace')[-2000:]}")
 
 
 class NavigationError(RuntimeError):
@@ -75,20 +61,14 @@ class NavigationError(RuntimeError):
 
 
 _BETWEEN_PAGES = (
-    "Inspected target navigated",
-    "Execution context was destroyed",
-    "Cannot find context",
-    "Cannot find default execution context",
+    *("Inspected target navigated", "Execution context was destroyed"),
+    *("Cannot find context", "Cannot find default execution context"),
 )
 """Chromium's answer for a page that it leaves at that moment."""
 
 
 class Tab:
-    """One page of the browser.
-
-    Attributes:
-        complaints: what the console, the content policy or a script had to complain about.
-    """
+    """One page of the browser; ``complaints`` are those of the console, the content policy and scripts."""
 
     def __init__(self, socket: Any) -> None:  # noqa: ANN401 generic since aiohttp 3.14
         self.complaints: list[str] = []
@@ -99,7 +79,6 @@ class Tab:
         self._events: dict[str, asyncio.Event] = {}
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:  # noqa: ANN401 the protocol's
-        """Send one command of the protocol, and return its result."""
         self._number += 1
         answer = self._waiting[self._number] = asyncio.get_running_loop().create_future()
         message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
@@ -133,9 +112,7 @@ class Tab:
     async def open(self) -> None:
         """Make the page, still blank, in its own context: without storage or cache of another test."""
         context = await self.call("Target.createBrowserContext", disposeOnDetach=True)
-        target = await self.call(
-            "Target.createTarget", url="about:blank", browserContextId=context["browserContextId"]
-        )
+        target = await self.call("Target.createTarget", url="about:blank", **context)
         attached = await self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
@@ -143,13 +120,8 @@ class Tab:
 
     async def size(self, width: int, height: int, *, mobile: bool = False) -> None:
         """Give the page a size in CSS pixels."""
-        await self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=mobile,
-        )
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
+        await self.call("Emulation.setDeviceMetricsOverride", **size)
 
     async def prefer(self, **features: str) -> None:
         """Set media features of the reader's system, for example ``prefers_color_scheme="dark"``."""
@@ -157,7 +129,6 @@ class Tab:
         await self.call("Emulation.setEmulatedMedia", features=wanted)
 
     async def go(self, url: str) -> None:
-        """Load an address."""
         loaded = self._events["Page.loadEventFired"] = asyncio.Event()
         await self.call("Page.navigate", url=url)
         await asyncio.wait_for(loaded.wait(), PATIENCE)
@@ -183,17 +154,12 @@ class Tab:
         raise AssertionError(message)
 
     async def text(self, selector: str) -> str:
-        """Return an element's text as it is shown."""
         return str(await self.run(f"document.querySelector({json.dumps(selector)}).innerText"))
 
     async def texts(self, selector: str) -> list[str]:
         """Return the texts of all visible elements that match."""
-        return list(
-            await self.run(
-                f"[...document.querySelectorAll({json.dumps(selector)})].filter(e => e.checkVisibility())"
-                ".map(e => e.textContent)"
-            )
-        )
+        shown = f"[...document.querySelectorAll({json.dumps(selector)})].filter(e => e.checkVisibility())"
+        return list(await self.run(f"{shown}.map(e => e.textContent)"))
 
     async def click(self, selector: str) -> None:
         """Click on an element at its place on the screen, with the mouse's own events.
@@ -217,33 +183,26 @@ class Tab:
                 await self.call("Input.dispatchMouseEvent", type=kind, **point, button="left", clickCount=1)
             if await self.run("window.wasHit"):
                 return
-        message = f"clicked in vain on {selector}"
-        raise AssertionError(message)
+        raise AssertionError(f"clicked in vain on {selector}")
 
     async def press(self, key: str) -> None:
         """Press a key by its name, such as ``Tab`` or ``Enter``."""
-        codes = {"Tab": 9, "Enter": 13, "Space": 32, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}
-        text = {"Enter": "\r", "Space": " "}.get(key, "")
-        name = " " if key == "Space" else key
-        for kind in ("keyDown", "keyUp"):
-            await self.call(
-                "Input.dispatchKeyEvent", type=kind, key=name, code=key, windowsVirtualKeyCode=codes[key],
-                **({"text": text} if text and kind == "keyDown" else {}),
-            )  # fmt: skip
+        named = {"key": key, "code": key}
+        code = {"Tab": 9, "Enter": 13, "Home": 36, "ArrowLeft": 37}[key]
+        for kind, text in (("keyDown", {"text": "\r"} if key == "Enter" else {}), ("keyUp", {})):
+            await self.call("Input.dispatchKeyEvent", type=kind, windowsVirtualKeyCode=code, **named, **text)
 
     async def type(self, text: str) -> None:
-        """Type into the element with the focus."""
         await self.call("Input.insertText", text=text)
 
-    async def picture(self, *, whole: bool = True) -> bytes:
-        """Return a screenshot of the page as PNG: all of it, or what fits on the screen."""
-        told = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+    async def picture(self) -> bytes:
+        """Return a screenshot of the whole page as PNG."""
+        told = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
         return base64.b64decode(told["data"])
 
 
 @asynccontextmanager
 async def tab(address: str) -> AsyncIterator[Tab]:
-    """Open a page for the length of the block."""
     async with aiohttp.ClientSession() as session, session.ws_connect(address, max_msg_size=0) as socket:
         page = Tab(socket)
         listening = asyncio.create_task(page.listen())

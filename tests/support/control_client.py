@@ -1,7 +1,5 @@
 """Ask a control socket as another user, or out of a container, with nothing of ours."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path
@@ -33,7 +31,6 @@ class Answer(NamedTuple):
 
     @property
     def error(self) -> str:
-        """Why it was refused."""
         return str(self.head["error"])
 
 
@@ -56,11 +53,7 @@ def read_answer(raw: bytes) -> Answer:
 def ask(path: Path, request: tuple[str, str, str], *wrapper: str, uid: int = 0) -> Answer:
     """Send a request as some user, out of some container."""
     sent = request_bytes(*request).decode()
-    done = subprocess.run(
-        [*wrapper, "/usr/bin/python3", "-c", _ASKING, str(path), str(uid), sent],
-        capture_output=True,
-        check=False,
-        timeout=60,
-    )
+    asking = [*wrapper, "/usr/bin/python3", "-c", _ASKING, str(path), str(uid), sent]
+    done = subprocess.run(asking, capture_output=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     return read_answer(done.stdout)

@@ -1,7 +1,5 @@
 """How many examples hypothesis makes: all of them in ``make test-all``, a fifth in ``make test``."""
 
-from __future__ import annotations
-
 import os
 
 from hypothesis import HealthCheck, settings
@@ -19,7 +17,6 @@ def examples(number: int = _USUAL) -> int:
 
 
 def load() -> None:
-    """Set hypothesis up for this run."""
     # An example may take as long as a busy machine makes it: times are measured in tests/lab/bench alone.
     settings.register_profile(
         "patient", max_examples=examples(), deadline=None, suppress_health_check=[HealthCheck.too_slow]

@@ -1,10 +1,4 @@
-"""The commands as real processes: started with flags, scraped over HTTP, ended by a signal.
-
-What holds for every page, whatever happens to the driver, is checked on every scrape (:func:`check`),
-and what holds for every end of an exporter at every end.
-"""
-
-from __future__ import annotations
+"""The commands as real processes; what holds for every page and end of an exporter is always checked."""
 
 import json
 import os
@@ -93,11 +87,9 @@ class Page:
 
     @property
     def time(self) -> float:
-        """The time of the newest sample."""
         return self.value("sample_timestamp_seconds") or 0.0
 
     def device_up(self, gpu: int) -> float | None:
-        """Return ``vramledger_device_up`` of a GPU."""
         return self.value("device_up", gpu=gpu)
 
     def ledger(self, gpu: int) -> dict[str, int]:
@@ -106,7 +98,6 @@ class Page:
         return {dict(key)["state"]: int(value) for key, value in values.items() if value}
 
     def failures(self, reason: str) -> float:
-        """Return how many samples have failed for a reason."""
         return self.value("sample_failures_total", reason=reason) or 0.0
 
     @property
@@ -191,7 +182,6 @@ def no_driver(directory: Path) -> dict[str, str]:
 
 
 def command(*arguments: str, python: str = sys.executable) -> list[str]:
-    """Return the command line of ``vramledger ARGUMENTS``."""
     return [python, "-m", "vramledger", *arguments]
 
 
@@ -200,52 +190,36 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command that ends by itself; its output must not have a traceback."""
     done = subprocess.run(
-        [*wrapper, *command(*arguments)],
-        env=environment(driver),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=2 * PATIENCE,
-        check=False,
-    )
+        [*wrapper, *command(*arguments)], env=environment(driver), stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=2 * PATIENCE, check=False,
+    )  # fmt: skip
     assert "Traceback" not in done.stderr
     return done
 
 
 def alive(process: psutil.Process) -> bool:
-    """Tell whether a process still runs."""
     with suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
 
 
 class Exporter:
-    """A running ``vramledger serve``.
-
-    Attributes:
-        samplers: every sampler that was seen; none may be left at the end.
-        ended: how it ended, once it has.
-    """
+    """A running ``vramledger serve``."""
 
     ended: Ended
+    """How it ended, once it has."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path, *, forks: bool) -> None:
-        self.samplers: set[psutil.Process] = set()
+        self.samplers: set[psutil.Process] = set()  # all that were seen; none may be left at the end
         self._popen = process
         self._log = log
         self._forks = forks
-        self._port = 0
+        self.port = 0
         self._newest = 0.0
 
     @property
     def log(self) -> str:
-        """What it has logged so far."""
         return self._log.read_text(encoding="utf-8")
-
-    @property
-    def port(self) -> int:
-        """Its address."""
-        return self._port
 
     @property
     def process(self) -> psutil.Process:
@@ -276,11 +250,8 @@ class Exporter:
             home = Path(f"/proc/{process.pid}")
             targets = [os.readlink(each) for each in (home / "fd").iterdir()]  # noqa: PTH115 need not exist
             maps = (home / "maps").read_text(encoding="utf-8")
-            if (
-                "libnvidia-ml" in maps  # the stand-in opens no device file, so here the library shows it
-                or "/dev/nvidia" in maps
-                or any(each.startswith("/dev/nvidia") for each in targets)
-            ):
+            opened = "/dev/nvidia" in maps or any(each.startswith("/dev/nvidia") for each in targets)
+            if opened or "libnvidia-ml" in maps:  # the stand-in opens no device file: the library shows it
                 found.append(process.pid)
         return found
 
@@ -296,14 +267,14 @@ class Exporter:
             assert self._popen.poll() is None, f"the exporter ended:\n{self.log}"
             for entry in entries(self.log):
                 if entry["msg"] == "Listening":
-                    self._port = int(entry["address"].rpartition(":")[2])
-            return bool(self._port)
+                    self.port = int(entry["address"].rpartition(":")[2])
+            return bool(self.port)
 
         wait_until(listening, "the exporter to listen")
 
     def get(self, path: str, timeout: float = PATIENCE) -> tuple[int, str]:
         """Return status and text of a path."""
-        url = f"http://127.0.0.1:{self._port}{path}"
+        url = f"http://127.0.0.1:{self.port}{path}"
         try:
             with urllib.request.urlopen(url, timeout=timeout) as answer:
                 return answer.status, answer.read().decode()
@@ -343,7 +314,6 @@ class Exporter:
         return self.until(lambda page: page.time > now, "the next sample")
 
     def stop(self, number: int = signal.SIGTERM) -> Ended:
-        """Send SIGTERM, and wait for the end."""
         with suppress(psutil.NoSuchProcess):
             self._find_samplers()
             self.process.send_signal(number)
@@ -351,7 +321,6 @@ class Exporter:
         return Ended(code, self.log)
 
     def kill(self) -> None:
-        """Kill it."""
         with suppress(psutil.NoSuchProcess, IndexError):
             self.process.kill()
         self._popen.kill()
@@ -368,12 +337,7 @@ def serving(
 ) -> Iterator[Exporter]:
     """Run an exporter on a port of loopback; at the end it stops in order and leaves nothing behind.
 
-    Args:
-        flags: flags of ``serve``.
-        driver: environment variables that choose the driver library.
-        wrapper: a command that runs the exporter.
-        forks: the wrapper stays as the exporter's parent.
-        python: the interpreter to run it.
+    ``driver`` are variables that choose the driver library; a wrapper that ``forks`` stays as its parent.
     """
     with tempfile.TemporaryDirectory(prefix="exporter-") as directory:
         log = Path(directory, "log")
@@ -384,11 +348,8 @@ def serving(
         with log.open("wb") as stderr:
             process = subprocess.Popen(
                 [*wrapper, *command("serve", LOOPBACK, *sockets, *user, *flags, python=python)],
-                env=environment(driver),
-                stdin=subprocess.DEVNULL,
-                stdout=stderr,
-                stderr=stderr,
-            )
+                env=environment(driver), stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr,
+            )  # fmt: skip
         exporter = Exporter(process, log, forks=forks)
         try:
             exporter.listen()

@@ -1,7 +1,5 @@
 """A host whose names try to be markup, for the test and for the picture of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from msgspec import structs

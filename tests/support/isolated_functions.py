@@ -1,7 +1,5 @@
 """What the tests run in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -24,33 +22,27 @@ def identity(*arguments: Any, **named: Any) -> tuple[int, Any, Any]:  # noqa: AN
 
 
 def blob(size: int) -> bytearray:
-    """Return so many bytes."""
     return bytearray(b"x") * size
 
 
 def fail() -> NoReturn:
     """Fail in a line of its own."""
-    message = "on purpose"
-    raise ValueError(message)
+    raise ValueError("on purpose")
 
 
 def fail_oddly() -> NoReturn:
-    """Fail with what cannot be carried."""
     raise Odd("first", "second")
 
 
 def die(number: int) -> None:
-    """Get killed."""
     os.kill(os.getpid(), number)
 
 
 def leave(status: int) -> NoReturn:
-    """Exit as a program would."""
     sys.exit(status)
 
 
 def vanish(status: int) -> NoReturn:
-    """Exit without a word."""
     os._exit(status)
 
 
@@ -60,7 +52,6 @@ def unpicklable() -> object:
 
 
 def variable(name: str) -> str | None:
-    """Return a variable of the environment."""
     return os.environ.get(name)
 
 
@@ -79,8 +70,7 @@ class Array:
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return the kind of device, and which one."""
         if not self.kind:
-            message = "it has no place"
-            raise ValueError(message)
+            raise ValueError("it has no place")
         return self.kind, 0
 
 

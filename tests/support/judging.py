@@ -17,52 +17,29 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Entry:
-    """One recording and its expected verdict, as the manifest says it.
+    """One recording and its expected verdict, as the manifest says it; what is None is not looked at."""
 
-    Attributes:
-        name: of the situation; the golden scrape is ``NAME.metrics``.
-        file: name of the recording beside the manifest.
-        note: the situation in a sentence.
-        idle_after: seconds, as for the exporter.
-        interval: seconds between two samples.
-        expected: state of every pid that is listed in the last reading, and of no other.
-        roles: what the pids were in the play.
-        policies: framework, policy and source, as ``jax/growth/environ``, that pids must be judged by.
-        devices: indices of the devices on which a pid holds memory, where that matters.
-        absent: pids that held memory earlier and must no longer.
-        passed: (pid, state) pairs that some earlier reading must have shown.
-        hidden: pids of the hidden holders in the last reading; None: not looked at.
-        host_pid_namespace: what the readings must say; None: not looked at.
-        unattributed_below: upper bound of unattributed / total; None where bytes belong to nobody.
-        unattributed_between: bytes on device 0 in the last reading, where they do.
-        uncharged: bytes on device 0 that NVML charges to nobody, by the pid that has them; not looked at
-            where empty.
-        settling: readings above the bound, while a process came or went.
-        gpu: product name and driver version.
-    """
-
-    name: str
-    file: str
-    note: str = ""
-    idle_after: float = 600.0
-    interval: float = 0.5
-    expected: dict[int, str] = field(default_factory=dict)
-    roles: dict[int, str] = field(default_factory=dict)
-    policies: dict[int, str] = field(default_factory=dict)
-    devices: dict[int, list[int]] = field(default_factory=dict)
-    absent: list[int] = field(default_factory=list)
-    passed: list[tuple[int, str]] = field(default_factory=list)
-    hidden: list[int] | None = None
-    host_pid_namespace: bool | None = None
-    unattributed_below: float | None = 0.01
-    unattributed_between: list[int] | None = None
-    uncharged: dict[int, int] = field(default_factory=dict)
-    settling: int = 0
-    gpu: str = ""
+    name: str  # of the situation; the golden scrape is ``NAME.metrics``
+    file: str  # name of the recording beside the manifest
+    note: str = ""  # the situation in a sentence
+    idle_after: float = 600.0  # seconds, as for the exporter
+    interval: float = 0.5  # seconds between two samples
+    expected: dict[int, str] = field(default_factory=dict)  # state of every pid in the last reading
+    roles: dict[int, str] = field(default_factory=dict)  # what the pids were in the play
+    policies: dict[int, str] = field(default_factory=dict)  # of some pids, as ``jax/growth/environ``
+    devices: dict[int, list[int]] = field(default_factory=dict)  # indices, where it matters on which
+    absent: list[int] = field(default_factory=list)  # pids that held memory earlier and must no longer
+    passed: list[tuple[int, str]] = field(default_factory=list)  # (pid, state) of some earlier reading
+    hidden: list[int] | None = None  # pids of the hidden holders in the last reading
+    host_pid_namespace: bool | None = None  # what the readings must say
+    unattributed_below: float | None = 0.01  # most of unattributed / total; None where no bound holds
+    unattributed_between: list[int] | None = None  # bytes on device 0 in the last reading, where they are
+    uncharged: dict[int, int] = field(default_factory=dict)  # uncharged bytes on device 0 by their pid
+    settling: int = 0  # readings above the bound, while a process came or went
+    gpu: str = ""  # product name and driver version
 
 
 def load() -> list[Entry]:
-    """Read the manifest."""
     entries = []
     for raw in json.loads((HOME / "manifest.json").read_text()):
         for key in ("expected", "roles", "policies", "devices", "uncharged"):
@@ -73,7 +50,6 @@ def load() -> list[Entry]:
 
 
 def tracker(entry: Entry) -> HoldingTracker:
-    """Return the tracker that judges a recording."""
     return HoldingTracker(
         idle_after=entry.idle_after, interval=entry.interval, source="replay", recording=entry.file
     )
@@ -106,20 +82,14 @@ def hidden(snapshot: Snapshot) -> list[int] | None:
     return sorted({holder.pid for device in snapshot.devices for holder in device.hidden or ()})
 
 
-def _share(ledger: Ledger) -> float:
-    return ledger.unattributed / ledger.total
-
-
 def above(entry: Entry, snapshots: Sequence[Snapshot]) -> list[int]:
     """Return the serial numbers of the snapshots whose unattributed bytes exceed the bound."""
     bound = entry.unattributed_below
-    if bound is None:
-        return []
-    return [
-        snapshot.serial
-        for snapshot in snapshots
-        if any(device.ledger is not None and _share(device.ledger) > bound for device in snapshot.devices)
-    ]
+
+    def exceeds(ledger: Ledger | None) -> bool:
+        return ledger is not None and bound is not None and ledger.unattributed > bound * ledger.total
+
+    return [each.serial for each in snapshots if any(exceeds(device.ledger) for device in each.devices)]
 
 
 def imbalances(snapshots: Iterable[Snapshot]) -> list[str]:
@@ -133,15 +103,8 @@ def imbalances(snapshots: Iterable[Snapshot]) -> list[str]:
             if ledger is None:
                 found.append(f"reading {snapshot.serial}: GPU {device.reading.index} has no book")
                 continue
-            parts = [
-                *(
-                    ledger.free,
-                    ledger.driver_reserved or 0,
-                    ledger.operating_system or 0,
-                    ledger.unattributed,
-                ),
-                *ledger.states.values(),
-            ]
+            others = (ledger.driver_reserved or 0, ledger.operating_system or 0, ledger.unattributed)
+            parts = [ledger.free, *others, *ledger.states.values()]
             if sum(parts) != ledger.total or min(parts) < 0:
                 found.append(
                     f"reading {snapshot.serial}: GPU {device.reading.index} does not balance: {ledger}"
@@ -181,9 +144,7 @@ def problems(entry: Entry, snapshots: Sequence[Snapshot]) -> list[str]:  # noqa:
     if last.serial in excess:
         found.append(f"unattributed exceeds {entry.unattributed_below} of the total at the end")
     if len(excess) > entry.settling:
-        found.append(
-            f"unattributed exceeds the bound in readings {excess}, expected {entry.settling} of them"
-        )
+        found.append(f"unattributed exceeds the bound in readings {excess}, expected {entry.settling}")
     if entry.unattributed_between is not None:
         low, high = entry.unattributed_between
         ledger = last.devices[0].ledger
@@ -200,11 +161,9 @@ def uncharged_problems(entry: Entry, last: Snapshot) -> list[str]:
         least, most = (0, 0) if given is None else (given.least, given.most)
         slack = 32 * MIB + have // 50
         if not least <= have + slack or not most >= have - slack:
-            role = entry.roles.get(holding.pid, "?")
-            found.append(
-                f"pid {holding.pid} ({role}) has {have // MIB} MiB uncharged, and gets {least // MIB} to"
-                f" {most // MIB}"
-            )
+            who = f"pid {holding.pid} ({entry.roles.get(holding.pid, '?')})"
+            given_mib = f"{least // MIB} to {most // MIB}"
+            found.append(f"{who} has {have // MIB} MiB uncharged, and gets {given_mib}")
     ledger = last.devices[0].ledger
     if ledger is None or ledger.unattributed > max(ledger.used // 100, 128 * MIB):
         found.append(f"unattributed is more than 1 % of the used bytes: {ledger}")
@@ -220,5 +179,4 @@ def golden(snapshot: Snapshot) -> bytes:
 
 
 def golden_path(directory: Path, entry: Entry) -> Path:
-    """Return where the golden scrape of an entry is."""
     return directory / f"{entry.name}.metrics"

@@ -3,8 +3,6 @@
 The field numbers are those of Kubernetes' ``podresources/v1/api.proto``, here with what DRA added in 1.27.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """An API server of Kubernetes for one node: TLS, a token, versions of objects, two kinds of patches."""
 
-from __future__ import annotations
-
 import copy
 import ssl
 from collections.abc import AsyncIterator
@@ -20,16 +18,7 @@ NODE = "gpu-7"
 
 @dataclass
 class ApiServer:
-    """The node, and what was asked.
-
-    Attributes:
-        node: the object.
-        asked: method, path and content type of each request that was let in.
-        refuse: status with which requests are refused instead.
-        refused: how many were.
-        conflicts: how many changes another program's change comes before.
-        port: where it listens.
-    """
+    """The node, and what was asked: method, path and content type of each request that was let in."""
 
     node: dict[str, Any] = field(
         default_factory=lambda: {
@@ -40,14 +29,13 @@ class ApiServer:
         }
     )
     asked: list[tuple[str, str, str]] = field(default_factory=list)
-    refuse: int = 0
-    refused: int = 0
-    conflicts: int = 0
+    refuse: int = 0  # status with which requests are refused instead
+    refused: int = 0  # how many were
+    conflicts: int = 0  # how many changes another program's change comes before
     port: int = 0
 
     @property
     def taints(self) -> list[dict[str, Any]]:
-        """The node's taints."""
         found: list[dict[str, Any]] = self.node["spec"].get("taints", [])
         return found
 
@@ -56,7 +44,6 @@ class ApiServer:
         return next((each for each in self.node["status"]["conditions"] if each["type"] == kind), {})
 
     async def answer(self, request: web.Request) -> web.Response:
-        """Answer as an API server does."""
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             return web.json_response({"kind": "Status", "message": "Unauthorized"}, status=401)
         if self.refuse:

@@ -1,7 +1,5 @@
 """Descriptors whose close blocks: what a hostile process passes to whoever receives descriptors."""
 
-from __future__ import annotations
-
 import array
 import socket
 import struct

@@ -10,8 +10,8 @@ import struct
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import vramledger_agent
@@ -65,18 +65,15 @@ class FakeExporter:
     def _serve(self, connection: socket.socket) -> None:
         pid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
         asked = False
-        with connection:
-            try:
-                while message := connection.recv(65536):
-                    told = json.loads(message)
-                    asked = asked or "ask" in told
-                    if "ask" not in told:
-                        self.connections[pid] = connection
-                        self.reports.setdefault(pid, []).append(told)
-                    elif (answer := self.answer_to(pid, told)) is not None:
-                        connection.send(json.dumps(answer).encode())
-            except OSError:
-                pass
+        with connection, suppress(OSError):
+            while message := connection.recv(65536):
+                told = json.loads(message)
+                asked = asked or "ask" in told
+                if "ask" not in told:
+                    self.connections[pid] = connection
+                    self.reports.setdefault(pid, []).append(told)
+                elif (answer := self.answer_to(pid, told)) is not None:
+                    connection.send(json.dumps(answer).encode())
         if not asked:  # a question's connection ends before the last report is read
             self.ended.append(pid)
 
@@ -115,18 +112,14 @@ class FakeExporter:
         self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         for connection in self.connections.values():
-            try:
+            with suppress(OSError):  # it has ended before us
                 connection.shutdown(socket.SHUT_RDWR)
-            except OSError:  # it has ended before us
-                continue
         self.path.unlink()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.path.exists():
             self.close()
 

@@ -1,7 +1,5 @@
 """A mail server for one test: it accepts what a real client sends, and keeps it."""
 
-from __future__ import annotations
-
 import email
 import socketserver
 import threading

@@ -1,7 +1,5 @@
 """Readers of the stand-in's GPUs, as the sampler opens them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """In which order the files of tests begin, and which of them stay together on one worker."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from itertools import zip_longest
 from typing import TypeVar

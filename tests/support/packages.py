@@ -1,7 +1,5 @@
 """Build both packages as a release does, and install them into environments, without the network."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A stored past: a simulated host, recorded by the exporter's own parts, faster than it happens."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3
@@ -14,7 +12,7 @@ from tests.support.host.model import EPOCH, GIB, Gpu, Host, Process
 from tests.support.host.programs import Fixed, Held, Torch, idle, in_bursts, notebook, sawtooth, steady
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.reading import Reading, decode, encode
-from vramledger.model.snapshot import Snapshot
+from vramledger.model.snapshot import DeviceSnapshot, Snapshot
 from vramledger.storage.answers import answer, open_past
 from vramledger.storage.keeper import open_directory
 from vramledger.storage.past_writer import PastWriter
@@ -61,51 +59,39 @@ def shown_facts(snapshot: Snapshot) -> dict[str, Any]:
     return {
         "time": snapshot.time,
         "ooms": [list(each) for each in snapshot.ooms],
-        "devices": [
-            {
-                "uuid": device.reading.uuid,
-                "states": {
-                    state.value: held
-                    for state, held in (device.ledger.states if device.ledger else {}).items()
-                },
-                "holdings": [
-                    [
-                        each.pid,
-                        each.state.value,
-                        each.grade.value,
-                        each.held,
-                        each.since,
-                        *owner_of(snapshot, each.pid),
-                    ]
-                    for each in device.holdings
-                ],
-                "owners": sorted(
-                    [each.type, each.name, sum(each.byte_seconds.values())]
-                    for each in (device.owner_usage.owners if device.owner_usage else ())
-                ),
-            }
-            for device in snapshot.devices
+        "devices": [_shown_device(snapshot, device) for device in snapshot.devices],
+    }
+
+
+def _shown_device(snapshot: Snapshot, device: DeviceSnapshot) -> dict[str, Any]:
+    states = device.ledger.states if device.ledger else {}
+    owners = device.owner_usage.owners if device.owner_usage else ()
+    return {
+        "uuid": device.reading.uuid,
+        "states": {state.value: held for state, held in states.items()},
+        "holdings": [
+            [
+                each.pid,
+                each.state.value,
+                each.grade.value,
+                each.held,
+                each.since,
+                *owner_of(snapshot, each.pid),
+            ]
+            for each in device.holdings
         ],
+        "owners": sorted([each.type, each.name, sum(each.byte_seconds.values())] for each in owners),
     }
 
 
 def owner_of(snapshot: Snapshot, pid: int) -> tuple[str, str]:
-    """Return type and name of a holder's owner."""
     facts = snapshot.facts_of(pid)
     owner = None if facts is None else facts.owner_or_user
     return ("unknown", "") if owner is None else (owner.type, owner.name)
 
 
 class StoredPast:
-    """An exporter of a simulated host with its storage, in one process and by the host's clock.
-
-    Attributes:
-        path: the directory.
-        writer: what writes it.
-        tracker: the exporter's accounting.
-        timeline: what its page remembers.
-        now: seconds since the beginning.
-    """
+    """An exporter of a simulated host with its storage, in one process and by the host's clock."""
 
     def __init__(
         self,
@@ -116,10 +102,9 @@ class StoredPast:
         retention: float = float("inf"),
         size: float = float("inf"),
     ) -> None:
-        """Start an exporter that remembers nothing."""
         self.path = path
         self.host = host
-        self.now = 0.0
+        self.now = 0.0  # seconds since the beginning
         os.close(open_directory(path))
         self.writer = PastWriter(
             path, machine, retention=retention, size=size, clock=lambda: EPOCH + self.now
@@ -146,7 +131,6 @@ class StoredPast:
         return snapshot
 
     def watch(self, seconds: float) -> Snapshot:
-        """Sample for some time."""
         end = self.now + seconds
         while True:
             snapshot = self.sample()
@@ -154,7 +138,6 @@ class StoredPast:
                 return snapshot
 
     def end(self) -> None:
-        """End the exporter in order."""
         for kind, content in self.recorder.last_state():
             self.process.receive(kind, content)
         self.process.end()
@@ -168,7 +151,6 @@ class StoredPast:
 
 
 def small_host(seed: int = 1) -> Host:
-    """Return a host with one holder."""
     return Host([Gpu()], [Process(7, {0: Fixed(GIB)}, begin=-900.0)], Random(seed))  # noqa: S311 a simulation
 
 
@@ -181,7 +163,6 @@ def watched_past(path: Path, seconds: int) -> StoredPast:
 
 
 def names_in(path: Path) -> list[str]:
-    """Return the names of the files."""
     return sorted(each.name for each in path.iterdir())
 
 
@@ -192,7 +173,6 @@ def times_in(path: Path, host: str = "machine-1") -> list[float]:
 
 
 def moment_in(path: Path, at: float) -> Moment | None:
-    """Return what is stored for a moment."""
     with open_past(path) as past:
         return past.find(at)
 

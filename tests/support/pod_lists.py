@@ -1,7 +1,5 @@
 """A server over TLS that lists pods for clients with the token, as a kubelet and an API server do."""
 
-from __future__ import annotations
-
 import json
 import ssl
 import threading
@@ -39,17 +37,10 @@ def pod_list(*pods: Any) -> bytes:  # noqa: ANN401 also what is not a pod
 
 @dataclass
 class PodServer:
-    """What is answered, and what was asked.
-
-    Attributes:
-        body: the answer.
-        status: its status; who has no token gets 401.
-        port: where it listens.
-        asked: path and Accept of each request, also of those that were refused.
-    """
+    """What is answered, and what was asked: path and Accept of each request, also of refused ones."""
 
     body: bytes = b""
-    status: int = 200
+    status: int = 200  # who has no token gets 401
     port: int = 0
     asked: list[tuple[str, str]] = field(default_factory=list)
 

@@ -1,7 +1,5 @@
 """A port for a server that cannot choose a free one and report it."""
 
-from __future__ import annotations
-
 import secrets
 import socket
 from contextlib import suppress

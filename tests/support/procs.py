@@ -1,10 +1,4 @@
-"""The proc file systems that the tests read.
-
-What only a broken or dying process shows is played by a directory that looks like /proc: a FIFO in the
-place of a file is a read that hangs. Everything else is read from the real one.
-"""
-
-from __future__ import annotations
+"""The proc file systems that the tests read: the real one, or a directory for what a dying process shows."""
 
 import os
 import subprocess
@@ -105,7 +99,6 @@ def as_nobody() -> Iterator[None]:
 
 
 def known(facts: ProcessFacts | None) -> ProcessFacts:
-    """Assert that there are facts."""
     assert facts is not None
     return facts
 

@@ -1,13 +1,12 @@
 """A torch program that is recorded: its beginning, what it asks for itself, and what it reports."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from pathlib import Path
 from typing import Any
 
 from tests.support.listening import FAKE, environment, finish, start
+from vramledger_agent.protocol.messages import CATEGORIES
 
 MIB = 2**20
 
@@ -48,10 +47,7 @@ def fail(size=2**40):
         print("failed")
 """
 
-
 FROM_START = {"VRAMLEDGER_AGENT_SNAPSHOT_FROM_START": "1"}
-
-
 CONSENT = {"VRAMLEDGER_AGENT_CONSENT": "snapshot"}
 
 
@@ -66,16 +62,9 @@ def reports(place: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted((place / "reports").glob("*.json"))]
 
 
-def peak(
-    *, parameters: int = 0, gradients: int = 0, optimizer: int = 0, activations: int = 0
-) -> dict[str, Any]:
-    """Return a peak as reports have it, from MiB."""
-    categories = {
-        "parameters": parameters * MIB,
-        "gradients": gradients * MIB,
-        "optimizer": optimizer * MIB,
-        "activations": activations * MIB,
-    }
+def peak(**held: int) -> dict[str, Any]:
+    """Return a peak as reports have it, from MiB by category."""
+    categories = {name: held.get(name, 0) * MIB for name in CATEGORIES}
     return {"bytes": sum(categories.values()), "categories": categories}
 
 

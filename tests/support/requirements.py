@@ -1,10 +1,4 @@
-"""What a test needs from the machine: present, a reported skip, or a failure in CI.
-
-A skip is a promise that nobody checked. It is listed apart at the end of the run (``tests/conftest.py``),
-and where ``CI`` is set it is a failure.
-"""
-
-from __future__ import annotations
+"""What a test needs from the machine: present, a skip that is listed at the end, or a failure in CI."""
 
 import functools
 import os
@@ -92,7 +86,6 @@ def require_version(name: str, version: str) -> Path:
 
 
 def require_root() -> None:
-    """Continue only as root."""
     if os.geteuid() != 0:
         do_without("needs root")
 

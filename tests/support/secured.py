@@ -1,7 +1,5 @@
 """An exporter with a web configuration file, for tests of access."""
 
-from __future__ import annotations
-
 import base64
 import ssl
 from collections.abc import AsyncIterator
@@ -38,7 +36,6 @@ class SecuredExporter:
     secure: ssl.SSLContext | None = None
 
     async def ask(self, path: str = "/metrics", auth: Login | None = None, method: str = "GET") -> Answer:
-        """Send one request on a connection of its own."""
         url = f"{'https' if self.secure else 'http'}://127.0.0.1:{self.port}{path}"
         async with (
             aiohttp.ClientSession(headers=header(auth)) as session,
@@ -55,10 +52,10 @@ def trusting(authority: Pair, own: Pair | None = None) -> ssl.SSLContext:
     return context
 
 
-def write_config(file: Path, text: str) -> None:
-    """Write a web configuration file that no other user can read."""
+def write_config(file: Path, text: str, mode: int = 0o600) -> None:
+    """Write a web configuration file that, with this mode, no other user can read."""
     file.write_text(text, encoding="utf-8")
-    file.chmod(0o600)
+    file.chmod(mode)
 
 
 @asynccontextmanager

@@ -1,11 +1,9 @@
 """A real server on a port of loopback, for tests that send real requests."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import aiohttp
@@ -18,6 +16,8 @@ from vramledger.metrics.exposition import Exposition
 from vramledger.web.app import make_app
 from vramledger.web.services import PageState
 
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+HEALTH = b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n"
 LOOPBACK = Config(listen=(ListenAddress("127.0.0.1", 0),), processes_max=0)
 
 
@@ -31,7 +31,6 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The body as text."""
         return self.body.decode()
 
 
@@ -88,16 +87,30 @@ async def served(  # noqa: PLR0913 one argument a setting
         await runner.cleanup()
 
 
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Repeat a check until it is true; :func:`run` sets the deadline."""
+@asynccontextmanager
+async def connected(port: int, data: bytes = b"", host: str = "127.0.0.1") -> AsyncIterator[Stream]:
+    """Open a connection, and send the beginning of something."""
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(data)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def until(condition: Callable[[], Awaitable[object]]) -> None:
+    """Repeat a check until it is true; ``tests/conftest.py`` sets the deadline."""
     while not await condition():  # noqa: ASYNC110 - another process or thread has no event of ours to set
         await asyncio.sleep(0.005)
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    """Run an asynchronous test to its end, within a minute."""
+async def until_answered(ask: Callable[[], Awaitable[Answer]], right: int | Callable[[Answer], bool]) -> None:
+    """Repeat a request until its answer has a status, or is right otherwise."""
 
-    async def bounded() -> None:
-        await asyncio.wait_for(test(), 60)
+    async def answered() -> bool:
+        answer = await ask()
+        return answer.status == right if isinstance(right, int) else right(answer)
 
-    asyncio.run(bounded())
+    await until(answered)

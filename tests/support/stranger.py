@@ -3,8 +3,6 @@
 A line of output says that it has begun. :func:`strange` starts one as another user.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource
@@ -39,11 +37,8 @@ def mounts(count: str, *paths: str) -> None:
     user = os.getuid()
     if _libc.unshare(_NAMESPACES):
         raise OSError
-    for name, text in (
-        ("setgroups", "deny"),
-        ("uid_map", f"{user} {user} 1"),
-        ("gid_map", f"{user} {user} 1"),
-    ):
+    own = f"{user} {user} 1"
+    for name, text in (("setgroups", "deny"), ("uid_map", own), ("gid_map", own)):
         Path("/proc/self", name).write_text(text, encoding="ascii")
     _libc.mount(b"none", b"/tmp", b"tmpfs", 0, None)
     place = "/tmp/" + "/".join(["x" * 200] * 18)  # noqa: S108

@@ -1,7 +1,5 @@
 """Files in which the kernel tells of its memory, as it writes them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 
@@ -19,29 +17,17 @@ def write_host_memory(procfs: Path, *, total: int, available: int) -> None:
 
 
 def write_node(  # noqa: PLR0913 - a figure each
-    rootfs: Path,
-    number: int,
-    *,
-    total: int,
-    free: int,
-    file: int = 0,
-    anonymous: int = 0,
-    kernel: int = 0,
+    rootfs: Path, number: int, *, total: int, free: int, file: int = 0, anonymous: int = 0, kernel: int = 0,
     processors: str = "",
-) -> None:
+) -> None:  # fmt: skip
     """Write the files of a NUMA node below a root, sizes in KiB."""
     directory = rootfs / f"sys/devices/system/node/node{number}"
     directory.mkdir(parents=True, exist_ok=True)
     sizes = {
-        "MemTotal": total,
-        "MemFree": free,
-        "MemUsed": total - free,
-        "FilePages": file,
-        "AnonPages": anonymous,
-        "KernelStack": 1 if kernel else 0,
-        "PageTables": 2 if kernel > 2 else 0,
+        "MemTotal": total, "MemFree": free, "MemUsed": total - free, "FilePages": file,
+        "AnonPages": anonymous, "KernelStack": 1 if kernel else 0, "PageTables": 2 if kernel > 2 else 0,
         "Slab": max(0, kernel - 3),
-    }
+    }  # fmt: skip
     lines = [f"Node {number} {name + ':':<15} {size:8} kB\n" for name, size in sizes.items()]
     lines.append(f"Node {number} HugePages_Total:     0\n")
     (directory / "meminfo").write_text("".join(lines), encoding="ascii")

@@ -1,7 +1,5 @@
 """Snapshots as PyTorch writes them: with the structure that ``torch.cuda.memory._snapshot`` documents."""
 
-from __future__ import annotations
-
 from typing import Any
 
 MIB = 2**20

@@ -1,7 +1,5 @@
 """Two GPUs with programs whose bytes NVML charges to nobody, in figures that a test sets."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from random import Random
 
@@ -18,22 +16,14 @@ OWN = 9 * MIB
 
 @dataclass(slots=True)
 class Managed:
-    """A program with managed memory, in figures that a test sets.
+    """A program with managed memory, in figures that a test sets."""
 
-    Attributes:
-        charged: bytes that NVML charges to it, besides its context.
-        resident: managed bytes on the card.
-        mapped: what it maps of /dev/nvidia-uvm.
-        pool: what its agent reports of CuPy's pool, if it has an agent.
-    """
-
-    charged: int = 0
-    resident: int = 0
-    mapped: int | None = 0
-    pool: int = 0
+    charged: int = 0  # bytes that NVML charges to it, besides its context
+    resident: int = 0  # managed bytes on the card
+    mapped: int | None = 0  # what it maps of /dev/nvidia-uvm
+    pool: int = 0  # what its agent reports of CuPy's pool, if it has an agent
 
     def use(self, _: float) -> Use:
-        """Return the figures as they are now."""
         pools = {"cupy": {"pool": self.pool, "in_use": self.pool}} if self.pool else {}
         return Use(CONTEXT + self.charged, 0.0, 1.0, pools, self.resident + OWN, self.mapped)
 
@@ -42,17 +32,13 @@ class Card:
     """Two GPUs of 80 GiB and the programs that a test starts there."""
 
     def __init__(self) -> None:
-        """Start empty, before the first sample."""
         self.now = 0.0
         self.nobody = [0, 0]
-        self.host = Host(
-            [
-                Gpu(0, 80 * GIB, GIB, lambda _: self.nobody[0]),
-                Gpu(1, 80 * GIB, GIB, lambda _: self.nobody[1]),
-            ],
-            [],
-            Random(1),  # noqa: S311 nothing here is left to chance
-        )
+        gpus = [
+            Gpu(0, 80 * GIB, GIB, lambda _: self.nobody[0]),
+            Gpu(1, 80 * GIB, GIB, lambda _: self.nobody[1]),
+        ]
+        self.host = Host(gpus, [], Random(1))  # noqa: S311 nothing here is left to chance
         self.exporter = SimulatedExporter(self.host, idle_after=600.0)
         self.hidden: tuple[HiddenHolder, ...] = ()
 
@@ -106,7 +92,6 @@ def balanced(device: DeviceSnapshot) -> None:
 
 
 def holding(device: DeviceSnapshot, pid: int) -> Holding:
-    """Return the holding of a pid."""
     (found,) = [each for each in device.holdings if each.pid == pid]
     return found
 

@@ -1,7 +1,5 @@
 """A program that stands for ``vllm serve``: it serves vLLM's metrics, and starts who has the memory."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -24,27 +22,16 @@ def metrics_page(
     usage: object = 0.03125, memory: object = None, tokens: object = 412_000, engines: Sequence[int] = (0,)
 ) -> str:
     """Return metrics with the names and labels of vLLM, only those that are read and one that is not."""
-    lines = [
-        "# HELP vllm:num_requests_running Number of requests in model execution batches.",
-        "# TYPE vllm:num_requests_running gauge",
-        *(
-            f'vllm:num_requests_running{{engine="{each}",model_name="a \\"b\\" }} c"}} 1.0'
-            for each in engines
-        ),
-        "# HELP vllm:kv_cache_usage_perc KV-cache usage. 1 means 100 percent usage.",
-        "# TYPE vllm:kv_cache_usage_perc gauge",
-        *(
-            f'vllm:kv_cache_usage_perc{{engine="{each}",model_name="a \\"b\\" }} c"}} {usage}'
-            for each in engines
-        ),
-        "# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig",
-        "# TYPE vllm:cache_config_info gauge",
-        *(
-            f'vllm:cache_config_info{{{CONFIG.format(memory=memory, tokens=tokens)},engine="{each}"}} 1.0'
-            for each in engines
-        ),
-    ]
-    return "\n".join(lines) + "\n"
+    model, config = 'model_name="a \\"b\\" } c"', CONFIG.format(memory=memory, tokens=tokens)
+    page = ""
+    for name, words, labels, value in (
+        ("num_requests_running", "Number of requests in model execution batches.", model, 1.0),
+        ("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", model, usage),
+        ("cache_config_info", "Information of the LLMEngine CacheConfig", config, 1.0),
+    ):
+        page += f"# HELP vllm:{name} {words}\n# TYPE vllm:{name} gauge\n"
+        page += "".join(f'vllm:{name}{{engine="{each}",{labels}}} {value}\n' for each in engines)
+    return page
 
 
 _PROGRAM = """
@@ -92,12 +79,10 @@ class VllmServer(NamedTuple):
     home: Path
 
     def say(self, page: str) -> None:
-        """Serve this page from now on."""
         (self.home / "page.new").write_text(page, encoding="utf-8")
         (self.home / "page.new").rename(self.home / "page")
 
     def asked(self) -> list[str]:
-        """Return the requests so far."""
         path = self.home / "asked"
         return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 

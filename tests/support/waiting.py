@@ -1,7 +1,5 @@
 """Wait for another thread or process: by its condition, with a deadline."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -31,8 +29,7 @@ def wait_until(condition: Callable[[], _T], what: str, *, patience: float = PATI
     deadline = (began := time.monotonic()) + patience
     while not (answer := condition()):
         if (now := time.monotonic()) > deadline:
-            message = f"waited {patience:.0f} s in vain for: {what}"
-            raise TimeoutError(message)
+            raise TimeoutError(f"waited {patience:.0f} s in vain for: {what}")
         waited = now - (deadline - patience)
         time.sleep(min(longest, max(shortest, _REST * (now - began), _LATE * waited)))
         began = time.monotonic()

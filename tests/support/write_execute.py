@@ -4,8 +4,6 @@ That is what systemd's ``MemoryDenyWriteExecute=yes`` forbids: from systemd 254 
 6.3, before by a filter of system calls.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os
@@ -57,18 +55,11 @@ def refuse_by_filter() -> None:
         RuntimeError: the numbers of the system calls of this processor are not known here.
     """
     if platform.machine() != "x86_64":
-        message = f"no numbers of system calls for {platform.machine()}"
-        raise RuntimeError(message)
+        raise RuntimeError(f"no numbers of system calls for {platform.machine()}")
     code = [(_LOAD, 0, 0, _ARCHITECTURE), (_EQUAL, 1, 0, _X86_64), (_RETURN, 0, 0, _ALLOW)]
     for number, bits in _FORBIDDEN.items():
-        code += [
-            (_LOAD, 0, 0, _NUMBER),
-            (_EQUAL, 0, 4, number),
-            (_LOAD, 0, 0, _THIRD_ARGUMENT),
-            (_AND, 0, 0, bits),
-            (_EQUAL, 0, 1, bits),
-            (_RETURN, 0, 0, _REFUSE),
-        ]
+        code += [(_LOAD, 0, 0, _NUMBER), (_EQUAL, 0, 4, number), (_LOAD, 0, 0, _THIRD_ARGUMENT)]
+        code += [(_AND, 0, 0, bits), (_EQUAL, 0, 1, bits), (_RETURN, 0, 0, _REFUSE)]
     packed = b"".join(struct.pack("<HBBI", *each) for each in (*code, (_RETURN, 0, 0, _ALLOW)))
     instructions = ctypes.create_string_buffer(packed, len(packed))
     program = _Program(len(packed) // 8, ctypes.addressof(instructions))

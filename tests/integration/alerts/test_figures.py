@@ -93,7 +93,7 @@ def test_growth_is_the_same_wherever_it_is_shown(tmp_path: Path) -> None:
     """Fleet names the rate that Process shows of the same program."""
     slower = Holder(7, lambda minute: 10 + 0.5 * min(minute, 80) + 0.3 * max(minute - 80, 0), start=-90)
     series = Node([slower]).series(90)
-    here = substitute_variables(query_of("vramledger-process", "Grows", "A"), __range="30m")
+    here = substitute_variables(query_of("process", "Grows", "A"), __range="30m")
     figures = {f"vramledger_process:demand_growth_bytes:rate / on () ({here})": 1}
 
     assert expect(tmp_path, series, 88, figures) == ""
@@ -103,7 +103,7 @@ def test_who_has_ended_grows_no_more(tmp_path: Path) -> None:
     """A program that grew has a figure in *Grows* while it is there, and not while its rise is recorded."""
     leak = Holder(7, lambda minute: 10 + 0.5 * minute if minute < 40 else None, start=0)
     series = Node([leak]).series(45)
-    growing = substitute_variables(query_of("vramledger-process", "Grows", "A"), __range="30m")
+    growing = substitute_variables(query_of("process", "Grows", "A"), __range="30m")
     rises = "count(vramledger_process:demand_rise_bytes:delta15m)"
 
     assert expect(tmp_path, series, 38, {f"({growing}) > bool 0": 1, rises: 1}) == ""
@@ -114,7 +114,7 @@ def test_a_timeline_is_never_without_a_row(tmp_path: Path) -> None:
     """Where no exporter has a web file, the timeline of its use says so."""
     extra: dict[str, Values] = {'vramledger_collector_success{NODE,collector="exporter"}': 1}
     held = Node([Holder(7, 10)], extra=extra).series(10)
-    file = substitute_variables(query_of("vramledger-exporter", "Web configuration in use", "B"))
+    file = substitute_variables(query_of("exporter", "Web configuration in use", "B"))
 
     assert expect(tmp_path, held, 8, {file: 2}) == ""
 
@@ -124,7 +124,7 @@ def test_a_process_that_has_ended_shows_why_it_failed(tmp_path: Path) -> None:
     name = 'vramledger_framework_last_oom_requested_bytes{NODE,pid="7",framework="torch"}'
     there = {name: lambda minute: 7.0 * GIB if 10 <= minute < 20 else None}
     ended = Node([Holder(7, lambda minute: 10 if minute < 20 else None)], extra=there).series(30)
-    query = query_of("vramledger-process", "Newest failed allocation", "B")
+    query = query_of("process", "Newest failed allocation", "B")
 
     asked = substitute_variables(query, __range="30m")
     assert expect(tmp_path, ended, 28, {asked: 7 * GIB}) == ""
@@ -144,7 +144,7 @@ def test_series_that_were_dropped_are_drawn(tmp_path: Path) -> None:
         [Holder(7, 10)],
         extra={f"vramledger_processes_dropped{where}": lambda minute: 3.0 if 5 <= minute < 6 else 0.0},
     )
-    queries = [query_of("vramledger-exporter", "Series dropped, by device", ref) for ref in "ABC"]
+    queries = [query_of("exporter", "Series dropped, by device", ref) for ref in "ABC"]
     dropped, owners, none = (substitute_variables(expr, __range="20m") for expr in queries)
 
     assert expect(tmp_path, drops.series(20), 8, {dropped: 3, f"({owners}) or vector(9)": 9}) == ""

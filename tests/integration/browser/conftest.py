@@ -1,10 +1,9 @@
 """One browser for all tests of the page, and one exporter's page for each."""
 
-from __future__ import annotations
-
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from importlib import resources
+from typing import Any
 
 import pytest
 
@@ -12,7 +11,6 @@ from tests.support.builders import Shown
 from tests.support.chromium import Tab, chromium, tab
 from tests.support.requirements import require_tool
 from tests.support.serving import LOOPBACK, served
-from vramledger.model.snapshot import Snapshot
 
 
 @pytest.fixture(scope="session")
@@ -22,42 +20,29 @@ def browser() -> Iterator[str]:
         yield address
 
 
-@dataclass(frozen=True)
-class Look:
-    """A tab that shows the page of an exporter in this process.
-
-    Attributes:
-        tab: the tab.
-        shown: what the exporter shows; a test puts the next snapshot there.
-        url: where the page is.
-    """
-
-    tab: Tab
-    shown: Shown
-    url: str
-
-    def publish(self, snapshot: Snapshot) -> None:
-        """Show another snapshot, as the sample after the last one."""
-        self.shown.snapshot = snapshot
+async def violations(page: Tab) -> Any:  # noqa: ANN401 JSON
+    """Return the accessibility rules of axe-core that a page breaks, with the elements that do."""
+    axe = resources.files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+    await page.run(f"{axe}; 0")
+    told = "[v.id, v.nodes.map(n => n.html + n.failureSummary)]"
+    return await page.run(f"axe.run().then(r => r.violations.map(v => {told}))")
 
 
-Steps = Callable[[Look], Awaitable[None]]
-Looking = Callable[[Shown, Steps], None]
+Looking = Callable[[Shown], AbstractAsyncContextManager[Tab]]
 
 
 @pytest.fixture
 def look(browser: str) -> Looking:
-    """Return a function that opens a snapshot's page and runs steps on it, without complaints."""
+    """Return a function that opens what an exporter shows, with its holders, and without complaints."""
 
-    def looking(shown: Shown, steps: Steps) -> None:
-        async def test() -> None:
-            async with served(shown, LOOPBACK) as client, tab(browser) as page:
-                await page.size(1280, 900)
-                url = f"http://127.0.0.1:{client.port}/"
-                await page.go(url)
-                await steps(Look(page, shown, url))
-                assert page.complaints == []
-
-        asyncio.run(asyncio.wait_for(test(), 60))
+    @asynccontextmanager
+    async def looking(shown: Shown) -> AsyncIterator[Tab]:
+        async with served(shown, LOOPBACK) as client, tab(browser) as page:
+            await page.size(1280, 900)
+            await page.go(f"http://127.0.0.1:{client.port}/")
+            if any(device.holdings for device in shown.snapshot.devices):
+                await page.until("document.querySelector('#rows tr') !== null")
+            yield page
+            assert page.complaints == []
 
     return looking

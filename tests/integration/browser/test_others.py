@@ -1,19 +1,16 @@
 """The page behind a login, the runbooks, and the page of a snapshot, in a browser."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 
 import pytest
 
-from tests.integration.browser.conftest import Look, Looking
+from tests.integration.browser.conftest import Looking, violations
 from tests.support.builders import NOW, Shown, crowd
 from tests.support.certificates import Authority
-from tests.support.chromium import tab
+from tests.support.chromium import Tab, tab
 from tests.support.real_snapshots import NAMES, read
 from tests.support.secured import ALICE, USERS, write_config
 from tests.support.serving import LOOPBACK
@@ -21,7 +18,7 @@ from vramledger.web.app import serve
 from vramledger_agent.torch_snapshots.html import snapshot_html
 
 
-def test_the_page_is_live_behind_a_login_and_tls(browser: str, tmp_path: Path) -> None:
+async def test_the_page_is_live_behind_a_login_and_tls(browser: str, tmp_path: Path) -> None:
     """Files, history and stream use the browser's login, and a new sample appears by itself."""
     pair = Authority(tmp_path).sign("server")
     file = tmp_path / "web.yml"
@@ -29,26 +26,20 @@ def test_the_page_is_live_behind_a_login_and_tls(browser: str, tmp_path: Path) -
         file, f"tls_server_config:\n  cert_file: {pair.certificate}\n  key_file: {pair.key}\n{USERS}"
     )
     shown = Shown(crowd(2, 3))
-
-    async def test() -> None:
-        config = replace(LOOPBACK, web_config=file)
-        async with serve(config, shown) as (address,), tab(browser) as page:
-            await page.call("Security.setIgnoreCertificateErrors", ignore=True)
-            await page.go(f"https://{':'.join(ALICE)}@127.0.0.1:{address.port}/")
-            await page.until("document.querySelectorAll('#rows tr').length === 6")
-            await page.until(
-                "performance.getEntriesByType('resource').some((e) => e.name.endsWith('history'))"
-            )
-            shown.snapshot = replace(crowd(2, 4, serial=2), time=NOW + 1)
-            await page.until("document.querySelectorAll('#rows tr').length === 8")
-            assert page.complaints == []
-        # Connections say goodbye in TLS, and the loop has to live until the browser has answered: then only
-        # the loop's own pipe is left.
-        open_files = asyncio.get_running_loop()._selector.get_map()  # type: ignore[attr-defined]  # noqa: SLF001
-        while len(open_files) > 1:  # noqa: ASYNC110 there is no event for it
-            await asyncio.sleep(0.01)
-
-    asyncio.run(asyncio.wait_for(test(), 60))
+    config = replace(LOOPBACK, web_config=file)
+    async with serve(config, shown) as (address,), tab(browser) as page:
+        await page.call("Security.setIgnoreCertificateErrors", ignore=True)
+        await page.go(f"https://{':'.join(ALICE)}@127.0.0.1:{address.port}/")
+        await page.until("document.querySelectorAll('#rows tr').length === 6")
+        await page.until("performance.getEntriesByType('resource').some((e) => e.name.endsWith('history'))")
+        shown.snapshot = replace(crowd(2, 4, serial=2), time=NOW + 1)
+        await page.until("document.querySelectorAll('#rows tr').length === 8")
+        assert page.complaints == []
+    # Connections say goodbye in TLS, and the loop has to live until the browser has answered: then only
+    # the loop's own pipe is left.
+    open_files = asyncio.get_running_loop()._selector.get_map()  # type: ignore[attr-defined]  # noqa: SLF001
+    while len(open_files) > 1:  # noqa: ASYNC110 there is no event for it
+        await asyncio.sleep(0.01)
 
 
 CUT_OFF = (
@@ -63,47 +54,36 @@ CUT_OFF = (
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 360])
 @pytest.mark.parametrize("name", ["GpuMemoryPreallocatedShared", "", "GpuMemoryLeakSuspected"])
-def test_a_runbook_can_be_read(look: Looking, name: str, width: int, theme: str) -> None:
+async def test_a_runbook_can_be_read(look: Looking, name: str, width: int, theme: str) -> None:
     """Nothing is cut off and axe-core finds no violation: in both themes, on a screen and on a phone."""
-    axe = resources.files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8")
-
-    async def steps(view: Look) -> None:
-        await view.tab.size(width, 900, mobile=width < 600)
-        await view.tab.prefer(prefers_color_scheme=theme)
-        await view.tab.go(f"{view.url}runbooks/{name}")
-        assert await view.tab.run(CUT_OFF) == []
-        assert await view.tab.run("document.documentElement.scrollWidth") == width
-        ground = await view.tab.run("getComputedStyle(document.body).backgroundColor")
+    async with look(Shown(crowd(1, 1))) as page:
+        await page.size(width, 900, mobile=width < 600)
+        await page.prefer(prefers_color_scheme=theme)
+        await page.go(f"{await page.run('location.href')}runbooks/{name}")
+        assert await page.run(CUT_OFF) == []
+        assert await page.run("document.documentElement.scrollWidth") == width
+        ground = await page.run("getComputedStyle(document.body).backgroundColor")
         assert ground == ("rgb(13, 17, 23)" if theme == "dark" else "rgb(244, 246, 248)")
-        await view.tab.run(f"{axe}; 0")
-        found = await view.tab.run(
-            "axe.run().then(r => r.violations.map(v => [v.id, v.nodes.map(n => n.html)]))"
-        )
-        assert found == []
-
-    look(Shown(crowd(1, 1)), steps)
+        assert await violations(page) == []
 
 
-async def follow(view: Look, link: str) -> None:
+async def follow(page: Tab, link: str) -> None:
     """Follow a link; its page is gone afterwards, and cannot report the click."""
-    await view.tab.run(f"setTimeout(() => document.querySelector({json.dumps(link)}).click())")
+    await page.run(f"setTimeout(() => document.querySelector({json.dumps(link)}).click())")
 
 
-def test_from_the_page_to_a_runbook_and_back(look: Looking) -> None:
+async def test_from_the_page_to_a_runbook_and_back(look: Looking) -> None:
     """The page links to the list, the list to each runbook, a runbook to others and back to this host."""
-
-    async def steps(view: Look) -> None:
-        await view.tab.until("document.querySelector('#rows tr') !== null")
-        await follow(view, "nav a[href='runbooks/']")
-        await view.tab.until("document.querySelectorAll('.index li').length > 30")
-        await follow(view, ".index a[href=GpuMemoryGrowing]")
-        await view.tab.until("document.querySelector('.runbook h2')?.innerText === 'GpuMemoryGrowing'")
-        await follow(view, ".runbook a[href=GpuMemoryLeakSuspected]")
-        await view.tab.until("document.querySelector('.runbook h2')?.innerText === 'GpuMemoryLeakSuspected'")
-        await follow(view, "nav a:first-child")
-        await view.tab.until("document.querySelector('#rows tr') !== null")
-
-    look(Shown(crowd(1, 1)), steps)
+    async with look(Shown(crowd(1, 1))) as page:
+        await page.until("document.querySelector('#rows tr') !== null")
+        await follow(page, "nav a[href='runbooks/']")
+        await page.until("document.querySelectorAll('.index li').length > 30")
+        await follow(page, ".index a[href=GpuMemoryGrowing]")
+        await page.until("document.querySelector('.runbook h2')?.innerText === 'GpuMemoryGrowing'")
+        await follow(page, ".runbook a[href=GpuMemoryLeakSuspected]")
+        await page.until("document.querySelector('.runbook h2')?.innerText === 'GpuMemoryLeakSuspected'")
+        await follow(page, "nav a:first-child")
+        await page.until("document.querySelector('#rows tr') !== null")
 
 
 OVER = """
@@ -118,26 +98,22 @@ OVER = """
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_hovering_names_the_allocation(browser: str, name: str, tmp_path: Path) -> None:
+async def test_hovering_names_the_allocation(browser: str, name: str, tmp_path: Path) -> None:
     """The four pictures are drawn in colours, and what is under the pointer says size, line and lifetime."""
     path = tmp_path / "page.html"
     path.write_text(snapshot_html(read(name, tmp_path), f"{name}.pickle"), encoding="utf-8")
-
-    async def test() -> None:
-        async with tab(browser) as page:
-            await page.size(1280, 900)
-            await page.go(path.as_uri())
-            assert await page.run("document.querySelectorAll('svg').length") == 4
-            assert await page.run("document.querySelectorAll('.segments .block').length") > 400
-            assert await page.run("document.querySelectorAll('.lifetimes .block').length") > 2000
-            over = await page.run(OVER.replace("SELECTOR", ".segments .block"))
-            assert "MiB, " in over or "KiB, " in over
-            assert "/home/ann/train.py" in over
-            box = await page.run(OVER.replace("SELECTOR", ".lifetimes .block"))
-            assert "from " in box
-            assert "to " in box
-            wide = await page.run("document.documentElement.scrollWidth <= innerWidth")
-            assert wide, "nothing is wider than the window"
-            assert page.complaints == []
-
-    asyncio.run(test())
+    async with tab(browser) as page:
+        await page.size(1280, 900)
+        await page.go(path.as_uri())
+        assert await page.run("document.querySelectorAll('svg').length") == 4
+        assert await page.run("document.querySelectorAll('.segments .block').length") > 400
+        assert await page.run("document.querySelectorAll('.lifetimes .block').length") > 2000
+        over = await page.run(OVER.replace("SELECTOR", ".segments .block"))
+        assert "MiB, " in over or "KiB, " in over
+        assert "/home/ann/train.py" in over
+        box = await page.run(OVER.replace("SELECTOR", ".lifetimes .block"))
+        assert "from " in box
+        assert "to " in box
+        wide = await page.run("document.documentElement.scrollWidth <= innerWidth")
+        assert wide, "nothing is wider than the window"
+        assert page.complaints == []

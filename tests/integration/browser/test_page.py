@@ -1,15 +1,11 @@
 """The live page does what it promises, in a real browser."""
 
-from __future__ import annotations
-
-import asyncio
 from dataclasses import replace
-from importlib import resources
 
 import pytest
 from msgspec import structs
 
-from tests.integration.browser.conftest import Look, Looking
+from tests.integration.browser.conftest import Looking, violations
 from tests.support.builders import (
     KV_CACHE,
     MIB,
@@ -23,7 +19,7 @@ from tests.support.builders import (
     process,
     snapshot,
 )
-from tests.support.chromium import tab
+from tests.support.chromium import Tab, tab
 from tests.support.hostile import HOSTILE, hostile
 from tests.support.serving import LOOPBACK, served
 from vramledger.model.holder_facts import KvCache
@@ -39,7 +35,6 @@ from vramledger.model.snapshot import (
 )
 
 GIB = 1024 * MIB
-DRAWN = "document.querySelectorAll('#rows tr').length > 0"
 
 
 def incident(serial: int = 1, *, grown: int = 0) -> Snapshot:
@@ -60,171 +55,140 @@ def incident(serial: int = 1, *, grown: int = 0) -> Snapshot:
     return replace(shot, time=NOW + serial)
 
 
-async def column(view: Look, name: str) -> list[str]:
+async def find(page: Tab, words: str) -> None:
+    """Search the holders."""
+    await page.run("document.querySelector('#find').focus()")
+    await page.type(words)
+
+
+async def column(page: Tab, name: str) -> list[str]:
     """Return a column's texts from top to bottom, the first line of each cell."""
-    return await view.tab.texts(f"#rows .column-{name} .first, #rows .column-{name}:not(:has(.first))")
+    return await page.texts(f"#rows .column-{name} .first, #rows .column-{name}:not(:has(.first))")
 
 
 @pytest.mark.parametrize(
     ("told", "shown"),
     [
-        (
-            KV_CACHE,
-            "256 MiB of what it holds, 412,000 tokens, 3% in use by requests; its vLLM server says so",
-        ),
+        (KV_CACHE, "256 MiB of what it holds, 412,000 tokens, 3% in use by requests; its vLLM server says"),
         (KV_CACHE._replace(memory=None, tokens=None, usage=0.0), "size not known, 0% in use by requests;"),
         (KV_CACHE._replace(usage=None, memory=None), "size not known, 412,000 tokens, use not known;"),
         (None, None),
     ],
 )
-def test_the_details_show_the_kv_cache(look: Looking, told: KvCache | None, shown: str | None) -> None:
+async def test_the_details_show_the_kv_cache(look: Looking, told: KvCache | None, shown: str | None) -> None:
     """What a holder's vLLM server says is in its details; without an answer nothing is said of it."""
-
-    async def steps(view: Look) -> None:
-        await view.tab.until(DRAWN)
-        await view.tab.click("#rows tr:first-child .disclose")
-        words = await view.tab.texts(".details dt, .details dd")
+    async with look(Shown(replace(incident(), kv_caches={} if told is None else {7: told}))) as page:
+        await page.click("#rows tr:first-child .disclose")
+        words = await page.texts(".details dt, .details dd")
         if shown is None:
             assert "KV cache" not in words
         else:
             assert words[words.index("KV cache") + 1].startswith(shown)
 
-    look(Shown(replace(incident(), kv_caches={} if told is None else {7: told})), steps)
 
-
-def test_the_page_shows_devices_and_holders(look: Looking) -> None:
+async def test_the_page_shows_devices_and_holders(look: Looking) -> None:
     """Each device has its ledger in figures, and each holder its owner, state, bytes and what to do."""
-
-    async def steps(view: Look) -> None:
-        await view.tab.until(DRAWN)
-        assert await column(view, "pid") == ["7", "8", "9", "10"]
-        assert await column(view, "owner") == ["carol", "ada", "bob", "unknown owner"]
-        assert await column(view, "state") == ["idle", "active", "orphaned", "dead"]
-        assert await column(view, "memory") == ["60.0 GiB", "20.0 GiB", "3.00 GiB", "1.00 GiB"]
-        (idle, active, orphaned, dead) = await view.tab.texts("#rows .column-todo")
+    async with look(Shown(incident())) as page:
+        assert await column(page, "pid") == ["7", "8", "9", "10"]
+        assert await column(page, "owner") == ["carol", "ada", "bob", "unknown owner"]
+        assert await column(page, "state") == ["idle", "active", "orphaned", "dead"]
+        assert await column(page, "memory") == ["60.0 GiB", "20.0 GiB", "3.00 GiB", "1.00 GiB"]
+        (idle, active, orphaned, dead) = await page.texts("#rows .column-todo")
         assert "vramledger end --pid 7" in idle
         assert active == ""
         assert "vramledger end --pid 9" in orphaned
         assert "nvidia-smi --gpu-reset -i 1" in dead
-        legend = await view.tab.texts(".card:first-child .legend div")
+        legend = await page.texts(".card:first-child .legend div")
         assert legend[:2] == ["active20.0 GiB", "idle60.0 GiB"]
-        assert "64.0 GiB" in await view.tab.text(".waste")
-        assert "stray.py" in " ".join(await view.tab.texts(".card:last-child .extras summary + ul li")) or (
-            "1 hidden" in await view.tab.text(".card:last-child .extras")
+        assert "64.0 GiB" in await page.text(".waste")
+        assert "stray.py" in " ".join(await page.texts(".card:last-child .extras summary + ul li")) or (
+            "1 hidden" in await page.text(".card:last-child .extras")
         )
 
-    look(Shown(incident()), steps)
 
-
-def test_what_belongs_to_no_process_is_not_held_without_work(look: Looking) -> None:
+async def test_what_belongs_to_no_process_is_not_held_without_work(look: Looking) -> None:
     """The driver's own few MiB beside holders that work are not waste: the headline is wasted bytes alone."""
-
-    async def steps(view: Look) -> None:
-        await view.tab.until(DRAWN)
-        assert await view.tab.text(".waste") == "nothing held without work"
-        assert "unattributed9.00 MiB" in await view.tab.texts(".card .legend div")
-
     noisy = device(0, [holding(8, 20 * GIB, sm=0.5, last_active=NOW)], unattributed=9 * MIB)
-    look(Shown(snapshot(noisy, processes=[process(8)])), steps)
+    async with look(Shown(snapshot(noisy, processes=[process(8)]))) as page:
+        assert await page.text(".waste") == "nothing held without work"
+        assert "unattributed9.00 MiB" in await page.texts(".card .legend div")
 
 
-def test_what_is_not_proven_is_not_denied(look: Looking) -> None:
+async def test_what_is_not_proven_is_not_denied(look: Looking) -> None:
     """Memory that is idle only by inference is in the headline, apart from what is certainly wasted."""
-
-    async def steps(view: Look) -> None:
-        await view.tab.until(DRAWN)
-        assert await view.tab.text(".waste") == "58.0 GiB (41%) idle or orphaned, not proven"
-
     perhaps = replace(holding(8, 58 * GIB, State.IDLE), working=None)
-    look(Shown(snapshot(device(0, [perhaps]), processes=[process(8)])), steps)
+    async with look(Shown(snapshot(device(0, [perhaps]), processes=[process(8)]))) as page:
+        assert await page.text(".waste") == "58.0 GiB (41%) idle or orphaned, not proven"
 
 
-def test_a_ghost_device_says_so_on_a_phone_too(look: Looking) -> None:
+async def test_a_ghost_device_says_so_on_a_phone_too(look: Looking) -> None:
     """Only its card says that no process uses the GPU, and the page stays as wide as the screen."""
-
-    async def steps(view: Look) -> None:
-        await view.tab.size(360, 740, mobile=True)
-        await view.tab.until(DRAWN)
-        (said,) = await view.tab.texts(".card .ghost:not([hidden])")
-        assert said.startswith("Busy for minutes at idle power, and no process uses it.")
-        assert await view.tab.texts(".card:first-child .ghost:not([hidden])") == []
-        assert await view.tab.run("document.documentElement.scrollWidth") <= 360
-
     ghost = replace(device(1, utilization={"gpu": 1.0, "memory": 0.0}), ghost=True, ghost_since=NOW)
-    look(Shown(snapshot(device(0, [holding(7)]), ghost, processes=[process(7)])), steps)
+    async with look(Shown(snapshot(device(0, [holding(7)]), ghost, processes=[process(7)]))) as page:
+        await page.size(360, 740, mobile=True)
+        (said,) = await page.texts(".card .ghost:not([hidden])")
+        assert said.startswith("Busy for minutes at idle power, and no process uses it.")
+        assert await page.texts(".card:first-child .ghost:not([hidden])") == []
+        assert await page.run("document.documentElement.scrollWidth") <= 360
 
 
-def test_a_notebook_does_not_take_the_place_of_its_user(look: Looking) -> None:
+async def test_a_notebook_does_not_take_the_place_of_its_user(look: Looking) -> None:
     """The program names its notebook, and the kernel its user: the user is the owner."""
-
-    async def steps(view: Look) -> None:
-        await view.tab.until(DRAWN)
-        assert await column(view, "owner") == ["bob"]
-        assert "notebook, alice" in await view.tab.text("#rows")
-
     known = process(7, user="bob", command="notebook")
     assert known.facts is not None
     forged = replace(known, facts=structs.replace(known.facts, owner=Owner("user", "bob", notebook="alice")))
-    look(Shown(snapshot(device(0, [holding(7)]), processes=[forged])), steps)
+    async with look(Shown(snapshot(device(0, [holding(7)]), processes=[forged]))) as page:
+        assert await column(page, "owner") == ["bob"]
+        assert "notebook, alice" in await page.text("#rows")
 
 
-def test_a_new_sample_changes_the_page_by_itself(look: Looking) -> None:
+async def test_a_new_sample_changes_the_page_by_itself(look: Looking) -> None:
     """Bytes, new holders and ended holders appear without a reload."""
-
-    async def steps(view: Look) -> None:
-        await view.tab.until(DRAWN)
-        await view.tab.run("window.same = document.querySelector('#rows tr')")
-        view.publish(incident(2, grown=5 * GIB))
-        await view.tab.until("document.querySelector('#rows').innerText.includes('25.0 GiB')")
+    shown = Shown(incident())
+    async with look(shown) as page:
+        await page.run("window.same = document.querySelector('#rows tr')")
+        shown.snapshot = incident(2, grown=5 * GIB)
+        await page.until("document.querySelector('#rows').innerText.includes('25.0 GiB')")
         only = snapshot(device(0, [holding(7, 60 * GIB, State.IDLE), holding(11, GIB)]), serial=3)
-        view.publish(replace(only, time=NOW + 3))
-        await view.tab.until("document.querySelectorAll('#rows tr').length === 2")
-        assert await column(view, "pid") == ["7", "11"]
-        assert await view.tab.run("window.same === document.querySelector('#rows tr')")
-
-    look(Shown(incident()), steps)
+        shown.snapshot = replace(only, time=NOW + 3)
+        await page.until("document.querySelectorAll('#rows tr').length === 2")
+        assert await column(page, "pid") == ["7", "11"]
+        assert await page.run("window.same === document.querySelector('#rows tr')")
 
 
-def test_columns_sort_both_ways(look: Looking) -> None:
+async def test_columns_sort_both_ways(look: Looking) -> None:
     """A click on a heading sorts by it, a second one the other way, and the heading says so."""
-
-    async def steps(view: Look) -> None:
-        await view.tab.until(DRAWN)
-        await view.tab.click("th.column-pid button")
-        assert await column(view, "pid") == ["7", "8", "9", "10"]
-        await view.tab.click("th.column-pid button")
-        assert await column(view, "pid") == ["10", "9", "8", "7"]
-        assert await view.tab.run("document.querySelector('th.column-pid').ariaSort") == "descending"
-        await view.tab.click("th.column-state button")
-        assert await column(view, "state") == ["dead", "orphaned", "idle", "active"]
-
-    look(Shown(incident()), steps)
+    async with look(Shown(incident())) as page:
+        await page.click("th.column-pid button")
+        assert await column(page, "pid") == ["7", "8", "9", "10"]
+        await page.click("th.column-pid button")
+        assert await column(page, "pid") == ["10", "9", "8", "7"]
+        assert await page.run("document.querySelector('th.column-pid').ariaSort") == "descending"
+        await page.click("th.column-state button")
+        assert await column(page, "state") == ["dead", "orphaned", "idle", "active"]
 
 
-def test_holders_are_found_by_state_gpu_and_words(look: Looking) -> None:
-    """The state buttons, the choice of a GPU and the search filter the table; the page shows the count."""
-
-    async def steps(view: Look) -> None:
-        await view.tab.until(DRAWN)
-        await view.tab.click("[data-state=idle].state-button")
-        assert await column(view, "pid") == ["7"]
-        assert await view.tab.text("#count") == "1 of 4 holders"
-        await view.tab.click("#reset")
-        assert len(await column(view, "pid")) == 4
-        await view.tab.run("document.querySelector('#find').focus()")
-        await view.tab.type("bob rank")
-        assert await column(view, "pid") == ["9"]
-        await view.tab.click("#reset")
-        await view.tab.run(
+async def test_holders_are_found_by_state_gpu_and_words(look: Looking) -> None:
+    """State buttons, the choice of a GPU and the search filter the table; two clicks show the hoarder."""
+    async with look(Shown(incident())) as page:
+        await page.click("[data-state=idle].state-button")
+        assert await column(page, "pid") == ["7"]
+        assert await page.text("#count") == "1 of 4 holders"
+        await page.click("#rows tr .disclose")
+        facts = await page.text("#rows .details")
+        assert [each for each in ("user carol", "60.0 GiB now", "Ask its user") if each not in facts] == []
+        await page.click("#reset")
+        assert len(await column(page, "pid")) == 4
+        await find(page, "bob rank")
+        assert await column(page, "pid") == ["9"]
+        await page.click("#reset")
+        await page.run(
             "(() => { const g = document.querySelector('#gpu'); g.selectedIndex = 2;"
             " g.dispatchEvent(new Event('change')); })()"
         )
-        assert await column(view, "pid") == ["9", "10"]
-        await view.tab.run("document.querySelector('#find').focus()")
-        await view.tab.type("nobody like that")
-        assert await view.tab.text("#empty") == "No holder matches."
-
-    look(Shown(incident()), steps)
+        assert await column(page, "pid") == ["9", "10"]
+        await find(page, "nobody like that")
+        assert await page.text("#empty") == "No holder matches."
 
 
 def insight() -> Snapshot:
@@ -237,60 +201,49 @@ def insight() -> Snapshot:
     shot = snapshot(replace(first, reservation_status=ReservationStatus(pods, (7,), ("kubelet",))))
     told = agent(first.reading.uuid)
     assert told.report is not None
-    figures = {
-        "allocated": 10 * GIB,
-        "reserved": 32 * GIB,
-        "reclaimable": 20 * GIB,
-        "allocated_peak": 12 * GIB,
-    }
-    pool = Pool("torch", 0, figures, {})
+    gib = {"allocated": 10, "reserved": 32, "reclaimable": 20, "allocated_peak": 12}
+    pool = Pool("torch", 0, {name: each * GIB for name, each in gib.items()}, {})
     report = structs.replace(told.report, consents=("reclaim",))
     return replace(shot, agents={7: replace(told, report=report, pools={first.reading.uuid: (pool,)})})
 
 
-def test_what_the_agent_says_stands_beside_the_memory(look: Looking) -> None:
+async def test_what_the_agent_says_stands_beside_the_memory(look: Looking) -> None:
     """Bytes in use, taken and reclaimable are shown with the command; a silent agent has no zeros."""
-
-    async def steps(view: Look) -> None:
-        await view.tab.until(DRAWN)
-        assert await view.tab.texts("#rows .used-inside") == ["10.0 GiB in use"]
-        await view.tab.click("#rows tr .disclose")
-        facts = await view.tab.text("#rows .details")
-        assert "10.0 GiB in use of 32.0 GiB taken from the driver; 20.0 GiB could be freed" in facts
-        assert "vramledger reclaim 7" in facts
-        assert "8.00 GiB: context, libraries, other code" in facts
-        assert "20.0 GiB" in facts
-        assert "1.00 MiB requested: the memory that the program uses grows" in facts
+    shown = Shown(insight())
+    async with look(shown) as page:
+        assert await page.texts("#rows .used-inside") == ["10.0 GiB in use"]
+        await page.click("#rows tr .disclose")
+        facts = await page.text("#rows .details")
+        for told in (
+            "10.0 GiB in use of 32.0 GiB taken from the driver; 20.0 GiB could be freed",
+            "vramledger reclaim 7", "8.00 GiB: context, libraries, other code",
+            "1.00 MiB requested: the memory that the program uses grows",
+        ):  # fmt: skip
+            assert told in facts
         silent = AgentSnapshot(up=False, problem="silent", why="it is connected but sends no reports")
-        view.publish(replace(insight(), serial=2, time=NOW + 1, agents={7: silent}))
-        await view.tab.until("document.querySelector('#rows .details').innerText.includes('silent')")
-        assert await view.tab.texts("#rows .used-inside") == [""]
-        assert "in use" not in await view.tab.text("#rows .details")
-
-    look(Shown(insight()), steps)
+        shown.snapshot = replace(insight(), serial=2, time=NOW + 1, agents={7: silent})
+        await page.until("document.querySelector('#rows .details').innerText.includes('silent')")
+        assert await page.texts("#rows .used-inside") == [""]
+        assert "in use" not in await page.text("#rows .details")
 
 
-def test_reservations_are_told(look: Looking) -> None:
+async def test_reservations_are_told(look: Looking) -> None:
     """The card says for whom its GPU is reserved and whether they hold it; a search finds the others."""
-
-    async def steps(view: Look) -> None:
-        await view.tab.until(DRAWN)
-        assert await view.tab.text(".reserved") == (
+    shown = Shown(insight())
+    async with look(shown) as page:
+        assert await page.text(".reserved") == (
             "Reserved by kubelet for pod ml/train-0 (holds nothing here), "
             "pod ml/x (whether it holds memory is unknown)."
         )
-        await view.tab.run("document.querySelector('#find').focus()")
-        await view.tab.type("unreserved")
-        await view.tab.click("#rows tr .disclose")
-        assert "its owner has not reserved this GPU" in await view.tab.text("#rows .details")
-        view.publish(replace(incident(2), time=NOW + 2))
-        await view.tab.until("document.querySelector('.reserved').hidden")
-        assert await view.tab.text("#empty") == "No holder matches."
-
-    look(Shown(insight()), steps)
+        await find(page, "unreserved")
+        await page.click("#rows tr .disclose")
+        assert "its owner has not reserved this GPU" in await page.text("#rows .details")
+        shown.snapshot = replace(incident(2), time=NOW + 2)
+        await page.until("document.querySelector('.reserved').hidden")
+        assert await page.text("#empty") == "No holder matches."
 
 
-def test_limits_are_told(look: Looking) -> None:
+async def test_limits_are_told(look: Looking) -> None:
     """The card says what owners may take by their cgroups and what of it is taken, as far as it is known."""
     limits = (
         OwnerLimit("user", "ada", "/user.slice/ada", 80 * GIB, 20 * GIB, 0, None),
@@ -299,108 +252,60 @@ def test_limits_are_told(look: Looking) -> None:
         OwnerLimit("pod", "a/free", None, None, None, 0, 2 * GIB),
     )
     first = device(0, [holding(7, 20 * GIB)])
-    shot = snapshot(
-        replace(first, limits=limits, reading=structs.replace(first.reading, partition=100 * GIB))
-    )
-
-    async def steps(view: Look) -> None:
-        await view.tab.until(DRAWN)
-        assert await view.tab.text(".limits") == (
+    limited = replace(first, limits=limits, reading=structs.replace(first.reading, partition=100 * GIB))
+    shown = Shown(snapshot(limited))
+    async with look(shown) as page:
+        assert await page.text(".limits") == (
             "Limited by cgroup: user ada may take 80.0 GiB, and 20.0 GiB (25%) of it is taken "
             "(/user.slice/ada); pod a/b may take 4.00 GiB, and how much of it is taken is unknown "
             "(/kubepods/b); pod a/none may take 0 B, and 0 B of it is taken (/kubepods/none). The exporter "
             "itself is in a partition of 100 GiB: NVML shows no more than that of this GPU."
         )
-        view.publish(replace(snapshot(first), serial=shot.serial + 1))
-        await view.tab.until("document.querySelector('.limits').hidden")
-
-    look(Shown(shot), steps)
+        shown.snapshot = snapshot(first, serial=2)
+        await page.until("document.querySelector('.limits').hidden")
 
 
-def test_the_hoarder_is_found_in_two_clicks(look: Looking) -> None:
-    """Two clicks (idle, first row) show who holds the memory, how much, and what to do."""
-
-    async def steps(view: Look) -> None:
-        await view.tab.until(DRAWN)
-        await view.tab.click("[data-state=idle].state-button")
-        await view.tab.click("#rows tr .disclose")
-        facts = await view.tab.text("#rows .details")
-        assert "user carol" in facts
-        assert "60.0 GiB now" in facts
-        assert "Ask its user" in facts
-
-    look(Shown(incident()), steps)
-
-
-def test_the_keyboard_reaches_everything(look: Looking) -> None:
+async def test_the_keyboard_reaches_everything(look: Looking) -> None:
     """Tab leads from the skip link through every control, and Enter opens details; the focus then stays."""
-
-    async def steps(view: Look) -> None:
-        await view.tab.until(DRAWN)
+    shown = Shown(incident())
+    async with look(shown) as page:
         reached = []
         for _ in range(40):
-            await view.tab.press("Tab")
-            reached.append(
-                await view.tab.run(
-                    "(e => e.id || e.dataset.state || e.className || e.textContent)(document.activeElement)"
-                )
-            )
+            await page.press("Tab")
+            named = "(e => e.id || e.dataset.state || e.className || e.textContent)(document.activeElement)"
+            reached.append(await page.run(named))
             if "disclose" in reached:
                 break
         wanted = {"skip", "theme", "idle", "find", "gpu", "Memory", "disclose"}
         assert wanted <= set(reached), reached
-        await view.tab.press("Enter")
-        assert len(await view.tab.texts("#rows .details")) == 1
-        view.publish(incident(2, grown=100 * GIB))
-        await view.tab.until("document.querySelector('#rows').innerText.includes('120 GiB')")
-        assert await view.tab.run("document.activeElement.className") == "disclose"
-
-    look(Shown(incident()), steps)
+        await page.press("Enter")
+        assert len(await page.texts("#rows .details")) == 1
+        shown.snapshot = incident(2, grown=100 * GIB)
+        await page.until("document.querySelector('#rows').innerText.includes('120 GiB')")
+        assert await page.run("document.activeElement.className") == "disclose"
 
 
-def test_dark_and_light(look: Looking) -> None:
+async def test_dark_and_light(look: Looking) -> None:
     """The page follows the system's theme; the button chooses the other one permanently."""
-
-    async def steps(view: Look) -> None:
+    async with look(Shown(incident())) as page:
         ground = "getComputedStyle(document.body).backgroundColor"
         light, dark = "rgb(244, 246, 248)", "rgb(13, 17, 23)"
-        assert await view.tab.run(ground) == light
-        await view.tab.prefer(prefers_color_scheme="dark")
-        assert await view.tab.run(ground) == dark
-        await view.tab.click("#theme")
-        assert await view.tab.run(ground) == light
-        await view.tab.go(view.url)
-        assert await view.tab.run(ground) == light
-
-    look(Shown(incident()), steps)
-
-
-def test_a_phone_has_room_for_it(look: Looking) -> None:
-    """On 360 pixels nothing is wider than the screen, and the details have what the table leaves out."""
-
-    async def steps(view: Look) -> None:
-        await view.tab.size(360, 740, mobile=True)
-        await view.tab.until(DRAWN)
-        assert await view.tab.run("document.documentElement.scrollWidth") <= 360
-        assert await view.tab.run(
-            "(e => e.scrollWidth <= e.clientWidth)(document.querySelector('.scroller'))"
-        ), "the table needs no sideways scrolling"
-        assert await view.tab.texts("#rows .column-todo") == []
-        await view.tab.click("#rows tr .disclose")
-        assert "vramledger end --pid 7" in await view.tab.text("#rows .details")
-
-    look(Shown(incident()), steps)
+        assert await page.run(ground) == light
+        await page.prefer(prefers_color_scheme="dark")
+        assert await page.run(ground) == dark
+        await page.click("#theme")
+        assert await page.run(ground) == light
+        await page.go(await page.run("location.href"))
+        assert await page.run(ground) == light
 
 
 def eight() -> Snapshot:
     """Make eight GPUs as a lab has them: holders on some, and 14 MiB on each that nobody has."""
+    orphan = replace(holding(9, 3 * GIB, State.ORPHANED), working=False)
     held = {
         0: [holding(7, 60 * GIB, State.IDLE), holding(8, 12 * GIB, sm=0.5, last_active=NOW)],
         2: [holding(10, 70 * GIB, sm=0.9, last_active=NOW)],
-        5: [
-            holding(11, 20 * GIB, State.STOPPED),
-            replace(holding(9, 3 * GIB, State.ORPHANED), working=False),
-        ],
+        5: [holding(11, 20 * GIB, State.STOPPED), orphan],
     }
     people = [
         process(7, user="carol", command="notebook"), process(8), process(10), process(11, user="dora"),
@@ -411,18 +316,16 @@ def eight() -> Snapshot:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 768, 1024, 1360, 1920])
-def test_nothing_is_cut_at_any_width(look: Looking, width: int, theme: str) -> None:
-    """The button for details is inside the table, and what to do ends before it."""
-
-    async def steps(view: Look) -> None:
-        await view.tab.prefer(prefers_color_scheme=theme)
-        await view.tab.size(width, 900, mobile=width < 500)
-        await view.tab.until(DRAWN)
-        assert await view.tab.run("document.documentElement.scrollWidth") <= width
+@pytest.mark.parametrize("width", [360, 390, 768, 1024, 1360, 1920])
+async def test_nothing_is_cut_at_any_width(look: Looking, width: int, theme: str) -> None:
+    """The button for details is inside the table, what to do ends before it, and is in the details too."""
+    async with look(Shown(eight())) as page:
+        await page.prefer(prefers_color_scheme=theme)
+        await page.size(width, 900, mobile=width < 500)
+        assert await page.run("document.documentElement.scrollWidth") <= width
         fits = "(e => e.scrollWidth <= e.clientWidth)(document.querySelector('.scroller'))"
-        assert await view.tab.run(fits), "the table needs no sideways scrolling"
-        edges = await view.tab.run(
+        assert await page.run(fits), "the table needs no sideways scrolling"
+        edges = await page.run(
             "[...document.querySelectorAll('#rows tr')].map(row => {"
             " const right = e => e.getBoundingClientRect().right;"
             " const todo = row.querySelector('.column-todo'), press = row.querySelector('.disclose');"
@@ -430,161 +333,119 @@ def test_nothing_is_cut_at_any_width(look: Looking, width: int, theme: str) -> N
             " right(press), right(document.querySelector('.scroller'))]; })"
         )
         assert len(edges) == 5
-        for todo, cut, left, press, table in edges:
-            assert press <= table
-            assert todo <= left
-            assert cut <= 0
-        lines = (
-            "[...document.querySelectorAll('#rows .column-todo code')].map(e => e.getClientRects().length)"
-        )
-        assert set(await view.tab.run(lines)) == ({1} if width > 960 else {0}), "a command is not broken"
-        names = (
-            "[...document.querySelectorAll('#rows .column-owner .first')]"
-            ".map(e => e.scrollWidth - e.clientWidth)"
-        )
-        assert max(await view.tab.run(names)) <= 0, "no name of an owner is cut"
-        hints = await view.tab.texts("#rows .hint")
-        assert bool(await view.tab.texts("#rows .column-todo")) == (width > 960)
+        for todo, over, left, press, table in edges:
+            assert (press <= table, todo <= left, over <= 0) == (True, True, True)
+        commands = "[...document.querySelectorAll('#rows .column-todo code')]"
+        lines = set(await page.run(f"{commands}.map(e => e.getClientRects().length)"))
+        assert lines == ({1} if width > 960 else {0}), "a command is not broken"
+        names = "[...document.querySelectorAll('#rows .column-owner .first')]"
+        cut = await page.run(f"{names}.map(e => e.scrollWidth - e.clientWidth)")
+        assert max(cut) <= 0, "no name of an owner is cut"
+        hints = await page.texts("#rows .hint")
+        assert bool(await page.texts("#rows .column-todo")) == (width > 960)
         assert len(hints) == (0 if width > 960 else 3), "a narrow row says that there is something to do"
+        await page.click("#rows tr:nth-child(2) .disclose")
+        assert "vramledger end --pid 7" in await page.text("#rows .details")
 
-    look(Shown(eight()), steps)
 
-
-def test_a_click_on_a_row_opens_its_details(look: Looking) -> None:
+async def test_a_click_on_a_row_opens_its_details(look: Looking) -> None:
     """Anywhere on the row, and again to close them; the button opens them once and not twice."""
-
-    async def steps(view: Look) -> None:
-        await view.tab.until(DRAWN)
-        await view.tab.click("#rows tr:nth-child(2) .column-pid")
-        assert "vramledger end --pid 7" in await view.tab.text("#rows .details")
-        assert (
-            await view.tab.run("document.querySelector('[aria-expanded=true]').ariaLabel")
-            == "Details of pid 7"
-        )
-        await view.tab.click("#rows tr:nth-child(2) .column-owner")
-        assert await view.tab.texts("#rows .details") == []
-        await view.tab.click("#rows tr:nth-child(2) .disclose")
-        assert len(await view.tab.texts("#rows .details")) == 1
-
-    look(Shown(eight()), steps)
+    async with look(Shown(eight())) as page:
+        await page.click("#rows tr:nth-child(2) .column-pid")
+        assert "vramledger end --pid 7" in await page.text("#rows .details")
+        opened = await page.run("document.querySelector('[aria-expanded=true]').ariaLabel")
+        assert opened == "Details of pid 7"
+        await page.click("#rows tr:nth-child(2) .column-owner")
+        assert await page.texts("#rows .details") == []
+        await page.click("#rows tr:nth-child(2) .disclose")
+        assert len(await page.texts("#rows .details")) == 1
 
 
-def test_holders_come_before_the_cards_of_empty_gpus(look: Looking) -> None:
+async def test_holders_come_before_the_cards_of_empty_gpus(look: Looking) -> None:
     """Who reads from the top, also on a phone, meets the holders before GPUs that nobody holds."""
-
-    async def steps(view: Look) -> None:
-        await view.tab.size(390, 844, mobile=True)
-        await view.tab.until(DRAWN)
-        assert [text[:5] for text in await view.tab.texts("#devices h3")] == ["GPU 0", "GPU 2", "GPU 5"]
-        assert [text[:5] for text in await view.tab.texts("#free h3")] == [
-            f"GPU {each}" for each in (1, 3, 4, 6, 7)
-        ]
-        tops = [
-            f"document.querySelector('{each}').getBoundingClientRect().top" for each in ("#holders", "#free")
-        ]
-        holders, free = [await view.tab.run(each) for each in tops]
-        assert holders < free
-        assert holders < 1000
-
-    look(Shown(eight()), steps)
+    async with look(Shown(eight())) as page:
+        await page.size(390, 844, mobile=True)
+        assert [text[:5] for text in await page.texts("#devices h3")] == ["GPU 0", "GPU 2", "GPU 5"]
+        free = [f"GPU {each}" for each in (1, 3, 4, 6, 7)]
+        assert [text[:5] for text in await page.texts("#free h3")] == free
+        top = "document.querySelector('{}').getBoundingClientRect().top"
+        holders, below = [await page.run(top.format(each)) for each in ("#holders", "#free")]
+        assert holders < min(below, 1000)
 
 
-def test_a_gpu_that_needs_a_look_stays_above(look: Looking) -> None:
+async def test_a_gpu_that_needs_a_look_stays_above(look: Looking) -> None:
     """Without a holder, but with much memory of nobody, or with hidden processes: it is not empty."""
     hidden = (HiddenHolder(77, 1, "cuda", "stray.py", "bob", (1,)),)
     held, nobodys = device(0, [holding(8, GIB)]), device(1, [], unattributed=9 * GIB)
     devices = [held, nobodys, device(2, [], hidden=hidden), device(3, [])]
-
-    async def steps(view: Look) -> None:
-        await view.tab.until(DRAWN)
-        assert [text[:5] for text in await view.tab.texts("#devices h3")] == ["GPU 0", "GPU 1", "GPU 2"]
-        assert [text[:5] for text in await view.tab.texts("#free h3")] == ["GPU 3"]
-
-    look(Shown(snapshot(*devices, processes=[process(8)])), steps)
+    async with look(Shown(snapshot(*devices, processes=[process(8)]))) as page:
+        assert [text[:5] for text in await page.texts("#devices h3")] == ["GPU 0", "GPU 1", "GPU 2"]
+        assert [text[:5] for text in await page.texts("#free h3")] == ["GPU 3"]
 
 
-def test_a_few_mib_of_nobody_have_no_loud_colour(look: Looking) -> None:
+async def test_a_few_mib_of_nobody_have_no_loud_colour(look: Looking) -> None:
     """14 MiB of 140 GiB are in the figures, and in no bar; 9 GiB are in both."""
     devices = device(0, [holding(8, GIB)], unattributed=14 * MIB), device(1, [], unattributed=9 * GIB)
-
-    async def steps(view: Look) -> None:
-        await view.tab.until(DRAWN)
-        segments = ".map(e => e.getBoundingClientRect().width)"
-        slight, much = await view.tab.run(
-            f"[...document.querySelectorAll('.card .segment.part-unattributed')]{segments}"
+    async with look(Shown(snapshot(*devices, processes=[process(8)]))) as page:
+        bars, legends = (
+            f"[...document.querySelectorAll('{each}.part-unattributed')]"
+            for each in (".card .segment", ".legend ")
         )
+        slight, much = await page.run(f"{bars}.map(e => e.getBoundingClientRect().width)")
         assert slight < 1
         assert much > 10
-        grounds = await view.tab.run(
-            "[...document.querySelectorAll('.legend .part-unattributed')]"
-            ".map(e => getComputedStyle(e).backgroundColor)"
-        )
-        assert grounds[0] == "rgba(0, 0, 0, 0)"
-        assert grounds[1] != grounds[0]
-        assert "unattributed14.0 MiB" in await view.tab.texts(".card .legend div")
-
-    look(Shown(snapshot(*devices, processes=[process(8)])), steps)
+        first, second = await page.run(f"{legends}.map(e => getComputedStyle(e).backgroundColor)")
+        assert first == "rgba(0, 0, 0, 0)" != second
+        assert "unattributed14.0 MiB" in await page.texts(".card .legend div")
 
 
-def test_the_first_idle_minutes_of_a_chart_are_idle(look: Looking) -> None:
+async def test_the_first_idle_minutes_of_a_chart_are_idle(look: Looking) -> None:
     """While it was not known the holding was drawn as active; once it is known, it was idle since then."""
     began = NOW - 300
 
     def shot(serial: int, state: State) -> Snapshot:
         held = replace(holding(7, 60 * GIB, state), since=began)
-        return replace(
-            snapshot(device(0, [held]), processes=[process(7)], serial=serial), time=NOW + 10 * serial
-        )
+        made = snapshot(device(0, [held]), processes=[process(7)], serial=serial)
+        return replace(made, time=NOW + 10 * serial)
 
     drawn = "[...document.querySelectorAll('.card .area')].map(e => e.classList[1])"
-
-    async def steps(view: Look) -> None:
-        await view.tab.until(DRAWN)
-        await view.tab.until(f"{drawn}.includes('part-active')", "the holding as active")
-        view.publish(shot(2, State.IDLE))
-        await view.tab.until(f"{drawn}.includes('part-idle')", "the holding as idle")
-        assert "part-active" not in await view.tab.run(drawn)
-
-    look(Shown(shot(1, State.ACTIVE)), steps)
+    shown = Shown(shot(1, State.ACTIVE))
+    async with look(shown) as page:
+        await page.until(f"{drawn}.includes('part-active')", "the holding as active")
+        shown.snapshot = shot(2, State.IDLE)
+        await page.until(f"{drawn}.includes('part-idle')", "the holding as idle")
+        assert "part-active" not in await page.run(drawn)
 
 
-def test_a_lost_connection_says_so_and_recovers(browser: str) -> None:
+async def test_a_lost_connection_says_so_and_recovers(browser: str) -> None:
     """When the exporter ends the page says that its data is old; later the page continues."""
-
-    async def test() -> None:
-        async with tab(browser) as page:
-            async with served(Shown(incident()), LOOPBACK) as client:
-                await page.go(f"http://127.0.0.1:{client.port}/")
-                await page.until(DRAWN)
-            await page.until("document.querySelector('#status').textContent === 'Connection lost'")
-            assert "Connection lost." in await page.text("#notices")
-            assert await page.run("document.body.classList.contains('stale')")
-            async with served(Shown(incident(5, grown=GIB)), port=client.port):
-                await page.until("document.querySelector('#status').textContent === 'Live'")
-                await page.until("document.querySelector('#rows').innerText.includes('21.0 GiB')")
-                assert not await page.run("document.body.classList.contains('stale')")
-                assert await page.text("#notices") == ""
-
-    asyncio.run(asyncio.wait_for(test(), 60))
+    async with tab(browser) as page:
+        async with served(Shown(incident()), LOOPBACK) as client:
+            await page.go(f"http://127.0.0.1:{client.port}/")
+            await page.until("document.querySelector('#rows tr') !== null")
+        await page.until("document.querySelector('#status').textContent === 'Connection lost'")
+        assert "Connection lost." in await page.text("#notices")
+        assert await page.run("document.body.classList.contains('stale')")
+        async with served(Shown(incident(5, grown=GIB)), port=client.port):
+            await page.until("document.querySelector('#status').textContent === 'Live'")
+            await page.until("document.querySelector('#rows').innerText.includes('21.0 GiB')")
+            assert not await page.run("document.body.classList.contains('stale')")
+            assert await page.text("#notices") == ""
 
 
-def test_hostile_names_are_text(look: Looking) -> None:
+async def test_hostile_names_are_text(look: Looking) -> None:
     """Every name from a program, pod, device or recording is shown unchanged, and is never markup."""
-
-    async def steps(view: Look) -> None:
-        await view.tab.until(DRAWN)
-        await view.tab.click("#rows tr .disclose")
-        await view.tab.click(".extras summary")
+    async with look(Shown(hostile())) as page:
+        await page.click("#rows tr .disclose")
+        await page.click(".extras summary")
         seen = HOSTILE.replace("\u202e", "\ufffd")  # it would reverse the direction of the words beside it
-        assert (await column(view, "owner"))[0] == seen
-        assert seen in (await view.tab.texts(".notice.loud"))[0]
-        assert seen in (await view.tab.texts(".card h3"))[0]
-        assert seen in (await view.tab.texts("#rows .details"))[0]
-        assert seen in (await view.tab.texts(".extras li"))[1]
-        assert (await view.tab.run("document.title")).endswith(" · vramledger")
-        assert await view.tab.run("document.querySelectorAll('main img, main script').length") == 0
-
-    look(Shown(hostile()), steps)
+        assert (await column(page, "owner"))[0] == seen
+        assert seen in (await page.texts(".notice.loud"))[0]
+        assert seen in (await page.texts(".card h3"))[0]
+        assert seen in (await page.texts("#rows .details"))[0]
+        assert seen in (await page.texts(".extras li"))[1]
+        assert (await page.run("document.title")).endswith(" · vramledger")
+        assert await page.run("document.querySelectorAll('main img, main script').length") == 0
 
 
 @pytest.mark.parametrize(
@@ -597,60 +458,42 @@ def test_hostile_names_are_text(look: Looking) -> None:
     ],
     ids=["first", "failed", "recording", "blind"],
 )
-def test_what_must_not_be_overlooked(look: Looking, shot: Snapshot, says: str, *, ready: bool) -> None:
+async def test_what_must_not_be_overlooked(look: Looking, shot: Snapshot, says: str, *, ready: bool) -> None:
     """No sample yet, no driver, a recording and hidden holders each have a notice at the top."""
-
-    async def steps(view: Look) -> None:
-        await view.tab.until(f"document.querySelector('#notices').innerText.includes({says!r})", says)
-
-    look(Shown(shot, ready), steps)
+    async with look(Shown(shot, ready)) as page:
+        await page.until(f"document.querySelector('#notices').innerText.includes({says!r})", says)
 
 
-def test_devices_without_a_ledger_say_why(look: Looking) -> None:
+async def test_devices_without_a_ledger_say_why(look: Looking) -> None:
     """A lost device, a divided GPU and a GPU without figures show the reason in place of their ledger."""
     lost = replace(device(0), up=False, ledger=None, reading=DeviceReading(0, "GPU-0", error="lost"))
     divided = replace(device(1), ledger=None, reading=DeviceReading(1, "GPU-1", divided=True))
     mute = replace(device(2), ledger=None, reading=DeviceReading(2, "GPU-2"))
-
-    async def steps(view: Look) -> None:
-        await view.tab.until("document.querySelectorAll('.card').length === 3")
-        assert await view.tab.texts(".card .note") == [
+    async with look(Shown(snapshot(lost, divided, mute))) as page:
+        await page.until("document.querySelectorAll('.card').length === 3")
+        assert await page.texts(".card .note") == [
             "This device does not answer (lost). Its present state is not known.",
             "Divided into MIG instances, which hold the memory.",
             "The driver reports no memory figures for it.",
         ]
-        assert await view.tab.texts(".bar") == []
-
-    look(Shown(snapshot(lost, divided, mute)), steps)
+        assert await page.texts(".bar") == []
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 360])
-def test_no_accessibility_rule_is_broken(look: Looking, theme: str, width: int) -> None:
+async def test_no_accessibility_rule_is_broken(look: Looking, theme: str, width: int) -> None:
     """axe-core finds no violation, with details open and a filter set, in both themes and on a phone."""
-    axe = resources.files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8")
-
-    async def steps(view: Look) -> None:
-        await view.tab.size(width, 900, mobile=width < 600)
-        await view.tab.prefer(prefers_color_scheme=theme)
-        await view.tab.until(DRAWN)
-        await view.tab.click("#rows tr .disclose")
-        await view.tab.click("[data-state=idle].state-button")
-        await view.tab.click(".extras summary")
-        await view.tab.run(f"{axe}; 0")
-        found = await view.tab.run(
-            "axe.run().then(r => r.violations.map(v => [v.id, v.nodes.map(n => n.html + n.failureSummary)]))"
-        )
-        assert found == []
-
-    look(Shown(replace(incident(), source="replay", recording="lively")), steps)
+    async with look(Shown(replace(incident(), source="replay", recording="lively"))) as page:
+        await page.size(width, 900, mobile=width < 600)
+        await page.prefer(prefers_color_scheme=theme)
+        await page.click("#rows tr .disclose")
+        await page.click("[data-state=idle].state-button")
+        await page.click(".extras summary")
+        assert await violations(page) == []
 
 
-def test_many_holders_are_all_there(look: Looking) -> None:
+async def test_many_holders_are_all_there(look: Looking) -> None:
     """8 GPUs with 64 holders each: every one has its row."""
-
-    async def steps(view: Look) -> None:
-        await view.tab.until("document.querySelectorAll('#rows tr').length === 512")
-        assert await view.tab.text("#count") == "512 holders"
-
-    look(Shown(crowd(8, 64)), steps)
+    async with look(Shown(crowd(8, 64))) as page:
+        await page.until("document.querySelectorAll('#rows tr').length === 512")
+        assert await page.text("#count") == "512 holders"

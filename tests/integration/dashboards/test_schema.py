@@ -1,7 +1,5 @@
 """The files have no key that Grafana does not know: the types of its schema keep all of it."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Iterator

@@ -1,20 +1,11 @@
 """METRICS.md and its pages are what the generator makes of declarations and texts."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
 import pytest
 
-from docs.src.generate import (
-    DOCS,
-    parse_text,
-    render_index,
-    render_page,
-    rendered_files,
-    subjects,
-)
+from docs.src.generate import DOCS, parse_text, render_index, render_page, rendered_files, subjects
 from vramledger.metrics.contract import FAMILIES
 from vramledger.metrics.families import Family
 
@@ -27,7 +18,6 @@ SECTION = "## `{0}`\n\nIt is a thing.\n\n```promql\n{0} > 0\n```\n"
 
 
 def text(*names: str) -> str:
-    """Write a text with a section for each of the names."""
     return "\n".join([TITLE, *(SECTION.format(name) for name in names)])
 
 
@@ -41,9 +31,8 @@ def test_the_files_are_what_the_generator_makes() -> None:
 
 def test_every_family_has_one_section_and_one_row() -> None:
     """Every family of a scrape is on exactly one page, and once in the index."""
-    headings = [
-        name for each in SUBJECTS for name in re.findall(r"^## `(\w+)`$", render_page(each), re.MULTILINE)
-    ]
+    pages = "\n".join(map(render_page, SUBJECTS))
+    headings = re.findall(r"^## `(\w+)`$", pages, re.MULTILINE)
     rows = re.findall(r"^- \[`(\w+)`\]", render_index(), re.MULTILINE)
 
     assert sorted(headings) == sorted(FAMILIES)
@@ -74,10 +63,7 @@ def test_the_order_of_the_text_is_that_of_the_page() -> None:
     ("written", "complaint"),
     [
         (text(ONE.name), "families without a section: ['vramledger_two']"),
-        (
-            text(ONE.name, TWO.name, "vramledger_three"),
-            "sections without a family, or twice: ['vramledger_thr",
-        ),
+        (text(ONE.name, TWO.name, "vramledger_three"), "sections without a family, or twice: ['vramledger_t"),
         (text(ONE.name, TWO.name, TWO.name), "or twice: ['vramledger_two']"),
         (text(ONE.name, TWO.name).replace("They are few.", ""), "begins with a title and an introduction"),
         (text(ONE.name, TWO.name).replace("It is a thing.", ""), "needs a sentence before its query"),

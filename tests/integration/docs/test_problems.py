@@ -1,7 +1,5 @@
 """The outputs in the documents are those of the program, for the recordings that they name."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -56,16 +54,14 @@ def test_what_show_prints_is_real(tmp_path: Path) -> None:
 
 
 def mib(size: float) -> int:
-    """Return MiB as bytes."""
     return round(size * 2**20)
 
 
 def step(batch: int | None, *peaks: float, finished: bool = True, **categories: float) -> dict[str, Any]:
     """Return a step as a report has it: the peak of each phase, and what it was for, in MiB."""
     held = {name: mib(categories.get(name, 0)) for name in CATEGORIES}
-    phases = {
-        name: {"bytes": mib(peak), "categories": held} for name, peak in zip(PHASES, peaks, strict=False)
-    }
+    named = zip(PHASES, peaks, strict=False)
+    phases = {name: {"bytes": mib(peak), "categories": held} for name, peak in named}
     return {"batch": batch, "finished": finished, "whole": True, "phases": phases}
 
 
@@ -112,12 +108,8 @@ def test_what_a_report_says_is_real(section: str, flight: dict[str, Any]) -> Non
         "limited": True, "capacity": mib(6.99 * 1024), "gradients_kept": True, "autocast": "off",
         "flight": flight,
     }  # fmt: skip
-    text = (
-        (DOCS / "PROBLEMS.md")
-        .read_text(encoding="utf-8")
-        .partition(f"## {section}\n")[2]
-        .partition("\n## ")[0]
-    )
+    page = (DOCS / "PROBLEMS.md").read_text(encoding="utf-8")
+    text = page.partition(f"## {section}\n")[2].partition("\n## ")[0]
     sample = [each.removeprefix("    ") for each in text.splitlines() if each.startswith("    ")]
     printed = format_report(facts).splitlines()
 

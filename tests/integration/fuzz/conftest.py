@@ -1,7 +1,5 @@
 """The number of examples: VRAMLEDGER_FUZZ for each test (``make fuzz`` sets it), by default some dozens."""
 
-from __future__ import annotations
-
 import os
 
 from hypothesis import HealthCheck, settings

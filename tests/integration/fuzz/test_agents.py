@@ -1,7 +1,5 @@
 """Any bytes on the agents' socket of a running exporter: the page stays right, and other agents report."""
 
-from __future__ import annotations
-
 import array
 import json
 import os
@@ -10,14 +8,14 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.integration.fuzz.conftest import FUZZ
-from tests.integration.fuzz.test_tracker import JSON, places
+from tests.integration.fuzz.test_tracker import JSON, places, spoilt
 from tests.support.agent_client import GIB, connect, report, torch
 from tests.support.exporter import QUICK, Exporter, Page, serving
 from tests.support.players.stage import Player, PlayerError, Stage
@@ -46,38 +44,23 @@ ASKS: list[dict[str, Any]] = [
     {"version": 1, "ask": "snapshot", "to": 1, "seconds": 1},
 ]
 MESSAGES = [FULL, *ASKS]
-PLACES = [places(each) for each in MESSAGES]
-
-
-def spoilt(number: int, changes: list[tuple[int, Any]]) -> bytes:
-    """Return a message with parts of it replaced by arbitrary values."""
-    plain = json.loads(json.dumps(MESSAGES[number]))
-    for place, value in changes:
-        *way, last = PLACES[number][place % len(PLACES[number])]
-        inner = plain
-        with suppress(KeyError, IndexError, TypeError):  # an earlier change has removed it
-            for step in way:
-                inner = inner[step]
-            inner[last] = value
-    return json.dumps(plain).encode()
 
 
 CHANGED = st.builds(
-    spoilt,
-    st.integers(0, len(MESSAGES) - 1),
+    lambda message, changes: spoilt(message[0], message[1], changes).encode(),
+    st.sampled_from([(each, places(each)) for each in MESSAGES]),
     st.lists(st.tuples(st.integers(0, 10**6), JSON | st.integers(-(2**70), 2**70)), max_size=3),
 )
 CUT = st.tuples(CHANGED, st.integers(0, 2000)).map(lambda pair: pair[0][: pair[1]])
 DATA = st.lists(CHANGED | CUT | st.binary(max_size=200), min_size=1, max_size=4)
 
 
-class Town:
+class Town(NamedTuple):
     """An exporter, an honest program with an agent, and this process, which holds memory too."""
 
-    def __init__(self, exporter: Exporter, path: Path, honest: Player) -> None:
-        self.exporter = exporter
-        self.path = path
-        self.honest = honest
+    exporter: Exporter
+    path: Path
+    honest: Player
 
     def right(self) -> Page:
         """Assert that the page is right, and has the figures of the honest agent."""
@@ -88,9 +71,7 @@ class Town:
         assert page.value("process_memory_bytes", pid=ME) == MIB
         for name, key in page.samples:
             pid = dict(key).get("pid")
-            assert pid in (None, str(self.honest.pid), str(ME)), (
-                f"{name} of a process that holds nothing: {pid}"
-            )
+            assert pid in (None, str(self.honest.pid), str(ME)), f"{name} of {pid}, which holds nothing"
         return page
 
     def send(self, *data: bytes, descriptors: int = 0) -> None:
@@ -145,17 +126,7 @@ def test_any_message_is_borne(town: Town, data: list[bytes], descriptors: int) -
         b"\0" * MAX_MESSAGE_BYTES,
         b"x" * (4 * MAX_MESSAGE_BYTES),
     ],
-    ids=[
-        "brackets",
-        "objects",
-        "number",
-        "devices",
-        "names",
-        "another's pid",
-        "no numbers",
-        "zeros",
-        "too long",
-    ],
+    ids="brackets objects number devices names another's-pid no-numbers zeros too-long".split(),
 )
 def test_huge_and_deep_messages_are_borne(town: Town, data: bytes) -> None:
     """The largest or deepest possible message keeps no memory, and no other client waits."""

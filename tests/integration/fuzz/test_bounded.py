@@ -1,14 +1,13 @@
 """Any bytes to an exporter with TLS and passwords: it continues, and strangers learn nothing."""
 
-from __future__ import annotations
-
 import base64
 import http.client
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -31,12 +30,11 @@ STATUSES = {b"400", b"401", b"417", b"429", b"503"}
 """The allowed answers to a stranger: malformed, no login, no expectation, too often, too many."""
 
 
-class Guarded:
+class Guarded(NamedTuple):
     """An exporter with TLS and one user, and how this user and others send requests."""
 
-    def __init__(self, exporter: Exporter, trusted: ssl.SSLContext) -> None:
-        self.exporter = exporter
-        self.trusted = trusted
+    exporter: Exporter
+    trusted: ssl.SSLContext
 
     def plain(self) -> socket.socket:
         """Connect, and leave the handshake to the caller."""
@@ -56,15 +54,11 @@ class Guarded:
 
     def ask(self, path: str) -> tuple[int, str]:
         """Return status and text of the user's request."""
-        connection = http.client.HTTPSConnection(
-            "localhost", self.exporter.port, timeout=WAIT, context=self.trusted
-        )
-        try:
+        where = ("localhost", self.exporter.port)
+        with closing(http.client.HTTPSConnection(*where, timeout=WAIT, context=self.trusted)) as connection:
             connection.request("GET", path, headers=header(ALICE))
             answer = connection.getresponse()
             return answer.status, answer.read().decode()
-        finally:
-            connection.close()
 
     def well(self) -> None:
         """Assert that the user is served a page that is right."""

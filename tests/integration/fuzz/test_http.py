@@ -1,9 +1,6 @@
 """Any bytes over the network: the exporter continues, and answers the next scrape as usual."""
 
-from __future__ import annotations
-
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -18,32 +15,12 @@ from tests.support.requirements import require_tool
 from tests.support.standin.library import StandIn
 from tests.support.waiting import wait_until
 
-PATHS = st.sampled_from(
-    [
-        "/metrics",
-        "/",
-        "/api/v1/ledger",
-        "/api/v1/history",
-        "/api/v1/leftovers",
-        "/api/v1/events",
-        "/-/ready",
-        "/page/1/app.js",
-        "*",
-        "",
-    ]
-) | st.text(max_size=30)
+DOCUMENTS = "/api/v1/ledger /api/v1/history /api/v1/leftovers /api/v1/events".split()
+PATHS = st.sampled_from(["/metrics", "/", *DOCUMENTS, "/-/ready", "/page/1/app.js", "*", ""]) | st.text(
+    max_size=30
+)
 TOKEN = st.text(max_size=20) | st.sampled_from(
-    [
-        "gzip",
-        "chunked",
-        "0",
-        "-1",
-        "99999999999999999999",
-        "100-continue",
-        "close",
-        "text/plain;q=\x00",
-        "upgrade",
-    ]
+    [*"gzip chunked 0 -1 99999999999999999999 100-continue close upgrade".split(), "text/plain;q=\x00"]
 )
 HEADER = st.tuples(
     st.sampled_from(
@@ -80,9 +57,12 @@ def exporter(tmp_path_factory: pytest.TempPathFactory, standin_library: Path) ->
     assert "Traceback" not in running.ended.log
 
 
+def connect(exporter: Exporter) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", exporter.port), timeout=5)
+
+
 def send(exporter: Exporter, data: bytes, *, wait: float = 0.2) -> bytes:
-    """Send bytes and return the beginning of the answer."""
-    with socket.create_connection(("127.0.0.1", exporter.port), timeout=5) as connection:
+    with connect(exporter) as connection:
         with suppress(OSError):
             connection.sendall(data)
             connection.shutdown(socket.SHUT_WR)
@@ -129,9 +109,7 @@ def test_unfinished_heads_keep_no_memory(exporter: Exporter) -> None:
     head = b"".join(b"X-%d: %s\r\n" % (number, b"x" * 7900) for number in range(120))
     with ExitStack() as stack:
         for _ in range(200):
-            connection = stack.enter_context(
-                socket.create_connection(("127.0.0.1", exporter.port), timeout=5)
-            )
+            connection = stack.enter_context(connect(exporter))
             with suppress(OSError):
                 connection.sendall(b"GET / HTTP/1.1\r\n" + head)
         assert exporter.scrape().up
@@ -152,16 +130,11 @@ def test_two_thousand_silent_connections_keep_nobody_out(exporter: Exporter) -> 
     """Clients that connect and send nothing, or half a request, do not block a scrape."""
     with ExitStack() as stack:
         for number in range(2000):
-            connection = stack.enter_context(
-                socket.create_connection(("127.0.0.1", exporter.port), timeout=5)
-            )
+            connection = stack.enter_context(connect(exporter))
             if number % 2:
                 connection.sendall(b"GET /metrics HTT")
         assert exporter.scrape().up
-    deadline = time.monotonic() + 20
-    while exporter.process.num_fds() > 100 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert exporter.process.num_fds() < 100, "their descriptors are given back"
+    wait_until(lambda: exporter.process.num_fds() < 100, "their descriptors to be given back")
 
 
 def test_slow_readers_hold_nothing(exporter: Exporter) -> None:
@@ -180,11 +153,9 @@ def test_where_descriptors_are_few_scrapes_have_theirs(
     tmp_path_factory: pytest.TempPathFactory, standin_library: Path
 ) -> None:
     """With 256 descriptors, clients that expect, view, wait or say nothing leave room for a scrape."""
-    asked = (
-        b"",
-        b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nExpect: x\r\n\r\n",
-        b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    expecting, viewing, waiting = (
+        b"GET %b HTTP/1.1\r\nHost: localhost%b\r\n\r\n" % each
+        for each in ((b"/metrics", b"\r\nExpect: x"), (b"/api/v1/events", b""), (b"/-/healthy", b""))
     )
     few = [require_tool("prlimit"), "--nofile=256:256"]
     with (
@@ -192,12 +163,10 @@ def test_where_descriptors_are_few_scrapes_have_theirs(
         serving(*QUICK, driver=standin.env(), wrapper=list(map(str, few))) as running,
     ):
         running.until(lambda page: page.up, "data")
-        for data in asked:
+        for data in (b"", expecting, viewing, waiting):
             with ExitStack() as stack:
                 for _ in range(300):
-                    connection = stack.enter_context(
-                        socket.create_connection(("127.0.0.1", running.port), timeout=5)
-                    )
+                    connection = stack.enter_context(connect(running))
                     with suppress(OSError):
                         connection.sendall(data)
                 assert running.next_sample().up

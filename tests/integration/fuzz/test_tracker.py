@@ -1,10 +1,9 @@
 """Invalid readings: one loses a sample at most, and does not change the samples after it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 from hypothesis import given
@@ -41,7 +40,6 @@ class Source:
         self._readings = readings
 
     async def readings(self) -> AsyncIterator[Reading | None]:
-        """Yield them, one after the other."""
         for reading in self._readings:
             yield reading
 
@@ -58,23 +56,26 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:  # 
     return found
 
 
+def spoilt(message: Any, paths: list[tuple[Any, ...]], changes: list[tuple[int, Any]]) -> str:  # noqa: ANN401
+    """Return a message with parts of it, by the number of their path, replaced by arbitrary values."""
+    plain = json.loads(json.dumps(message))
+    for place, value in changes:
+        *way, last = paths[place % len(paths)]
+        inner = plain
+        with suppress(KeyError, IndexError, TypeError):  # an earlier change has removed it
+            for step in way:
+                inner = inner[step]
+            inner[last] = value
+    return json.dumps(plain)
+
+
 PLACES = [places(each) for each in PLAIN]
 
 
 def changed(number: int, changes: list[tuple[int, Any]]) -> Reading | None:
     """Return a reading with parts of it replaced, None when it is refused."""
-    plain = json.loads(json.dumps(PLAIN[number]))
-    for place, value in changes:
-        *way, last = PLACES[number][place % len(PLACES[number])]
-        inner = plain
-        try:
-            for step in way:
-                inner = inner[step]
-            inner[last] = value
-        except (KeyError, IndexError, TypeError):
-            continue  # an earlier change has removed it
     try:
-        return decode(json.dumps(plain))
+        return decode(spoilt(PLAIN[number], PLACES[number], changes))
     except RecordingError:
         return None
 
@@ -89,7 +90,6 @@ def shown(readings: list[Reading]) -> list[Snapshot]:
 
 
 def balanced(found: Snapshot) -> bool:
-    """Tell whether every ledger of a snapshot balances."""
     ledgers = [device.ledger for device in found.devices if device.ledger is not None]
     return all(
         ledger.free + (ledger.driver_reserved or 0) + ledger.unattributed + sum(ledger.states.values())
@@ -110,8 +110,6 @@ def test_a_reading_that_is_wrong_costs_itself(number: int, changes: list[tuple[i
     exposition = Exposition(100, lambda: None)
     found = shown([*FILM[:number], wrong, *FILM[number + 1 :]])
     assert len(found) == len(FILM)
-    for each in found:
-        page = exposition.render(each, WANT)
-        assert page
+    assert all(exposition.render(each, WANT) for each in found)
     assert all(balanced(each) for each in found[number + 1 :])
     assert found[-1].up

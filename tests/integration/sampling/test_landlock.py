@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.support.exporter import SOURCES
 from tests.support.requirements import do_without
 
@@ -60,36 +58,19 @@ REFUSED = "write, make, make beside sockets, directory, link, remove, rename, so
 DONE = "socket, replace socket, remove socket, read, null, opened, memory"
 
 
-def run_program(*directories: Path) -> subprocess.CompletedProcess[str]:
-    """Run the program, which must not fail."""
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(SOURCES), *map(str, directories)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
-
-@pytest.fixture
-def directories(tmp_path: Path) -> tuple[Path, Path]:
-    """Return a directory for sockets, and another with a file."""
+def test_only_sockets_change(tmp_path: Path) -> None:
+    """Every change of a file is refused, in every later thread too; sockets, reading and open files go on."""
+    if ctypes.CDLL(None, use_errno=True).syscall(444, None, 0, 1) < 1:
+        do_without("needs a kernel with Landlock")
     home, other = tmp_path / "home", tmp_path / "other"
     home.mkdir()
     other.mkdir()
     (other / "file").write_text("precious", encoding="utf-8")
-    return home, other
-
-
-def test_only_sockets_change(directories: tuple[Path, Path]) -> None:
-    """Every change of a file is refused, in every later thread too; sockets, reading and open files go on."""
-    if ctypes.CDLL(None, use_errno=True).syscall(444, None, 0, 1) < 1:
-        do_without("needs a kernel with Landlock")
-    done = run_program(*directories)
+    command = [sys.executable, "-c", PROGRAM, str(SOURCES), str(home), str(other)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     words = dict(line.rsplit(" ", 1) for line in done.stdout.splitlines())
-    assert words == {
-        **dict.fromkeys(REFUSED.split(", "), "refused"),
-        **dict.fromkeys(DONE.split(", "), "done"),
-    }
+    refused, passed = dict.fromkeys(REFUSED.split(", "), "refused"), dict.fromkeys(DONE.split(", "), "done")
+    assert words == {**refused, **passed}
     assert len(done.stdout.splitlines()) == 2 * len(words)
-    assert (directories[1] / "file").read_text(encoding="utf-8") == "precious"
+    assert (other / "file").read_text(encoding="utf-8") == "precious"
     assert "May change no file but the sockets" in done.stderr

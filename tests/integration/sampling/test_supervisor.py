@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -41,14 +41,12 @@ class Watched:
         self.readings: list[Reading] = []
 
     async def listen(self) -> None:
-        """Store the supervisor's readings."""
         async for reading in self.supervisor.readings():
             if reading is not None:
                 self.readings.append(reading)
 
     @property
     def well(self) -> bool:
-        """Whether there is data now."""
         return bool(self.readings) and self.readings[-1].failure is None
 
     async def data(self) -> int:
@@ -84,15 +82,6 @@ async def watched(root: Path) -> AsyncIterator[Watched]:
         await each.supervisor.stop()
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    """Run a test to its end."""
-
-    async def bounded() -> None:
-        await asyncio.wait_for(test(), 100)
-
-    asyncio.run(bounded())
-
-
 @pytest.fixture
 def driver(standin: StandIn, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """Make samplers use the stand-in, and their supervisor wait for ever after the first restart.
@@ -113,22 +102,18 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def test_a_driver_that_comes_back_is_met_at_once(driver: StandIn, root: Path) -> None:
+async def test_a_driver_that_comes_back_is_met_at_once(driver: StandIn, root: Path) -> None:
     """A device file that appears ends the wait, however long it would be."""
     driver.driver_error = Code.DRIVER_NOT_LOADED
-
-    async def test() -> None:
-        async with watched(root) as each:
-            await until(lambda: len(each.readings) == 2)
-            await each.failed("no-driver")
-            driver.driver_error = Code.SUCCESS
-            (root / "dev" / "nvidiactl").touch()
-            await each.data()
-
-    run(test)
+    async with watched(root) as each:
+        await until(lambda: len(each.readings) == 2)
+        await each.failed("no-driver")
+        driver.driver_error = Code.SUCCESS
+        (root / "dev" / "nvidiactl").touch()
+        await each.data()
 
 
-def test_a_driver_that_is_installed_is_met_at_once(
+async def test_a_driver_that_is_installed_is_met_at_once(
     driver: StandIn, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A library that appears where the loader looks for it ends the wait as well."""
@@ -136,38 +121,30 @@ def test_a_driver_that_is_installed_is_met_at_once(
     place.mkdir()
     (place / "libnvidia-ml.so.1").touch()  # no library: the host's own is not found either
     monkeypatch.setenv("LD_LIBRARY_PATH", str(place))
-
-    async def test() -> None:
-        async with watched(root) as each:
-            await until(lambda: len(each.readings) == 2)
-            await each.failed("no-library")
-            (place / "new").symlink_to(driver.library)
-            (place / "new").rename(place / "libnvidia-ml.so.1")
-            await each.data()
-
-    run(test)
+    async with watched(root) as each:
+        await until(lambda: len(each.readings) == 2)
+        await each.failed("no-library")
+        (place / "new").symlink_to(driver.library)
+        (place / "new").rename(place / "libnvidia-ml.so.1")
+        await each.data()
 
 
-def test_the_first_that_is_killed_young_is_replaced_at_once(driver: StandIn, root: Path) -> None:
+async def test_the_first_that_is_killed_young_is_replaced_at_once(driver: StandIn, root: Path) -> None:
     """A sampler that had data is replaced; if the next one ends as soon, there is a wait."""
-
-    async def test() -> None:
-        async with watched(root) as each:
-            pids = []
-            for _ in range(3):
-                pids.append(await each.data())
-                os.kill(pids[-1], signal.SIGKILL)
-                await until(lambda: each.supervisor.pid != pids[-1])
-            assert len(set(pids)) == 3
-            await each.failed("sampler-exit")
-            (root / "dev" / "nvidia0").touch()  # it waits, because this ends the wait
-            assert await each.data() not in pids
-
-    run(test)
+    async with watched(root) as each:
+        pids = []
+        for _ in range(3):
+            pids.append(await each.data())
+            os.kill(pids[-1], signal.SIGKILL)
+            await until(lambda: each.supervisor.pid != pids[-1])
+        assert len(set(pids)) == 3
+        await each.failed("sampler-exit")
+        (root / "dev" / "nvidia0").touch()  # it waits, because this ends the wait
+        assert await each.data() not in pids
     assert driver.calls("nvmlInit_v2") + driver.calls("nvmlInitWithFlags") == 4
 
 
-def test_endless_changes_of_the_driver_cause_no_restart_loop(
+async def test_endless_changes_of_the_driver_cause_no_restart_loop(
     driver: StandIn, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that changes all the time soon no longer ends the wait."""
@@ -175,18 +152,14 @@ def test_endless_changes_of_the_driver_cause_no_restart_loop(
     monkeypatch.setattr(supervisor, "MAX_EARLY_RESTARTS", 2)
     looks = itertools.count()
     monkeypatch.setattr(DriverWatch, "read_state", lambda _: next(looks))
-
-    async def test() -> None:
-        async with watched(root) as each:
-            # The first start, its second try, and two restarts for each change.
-            await until(lambda: len(each.readings) == 6)
-            await each.failed("no-driver")
-            asked = next(looks)
-            await asyncio.sleep(1.0)  # ten sampling intervals
-            assert next(looks) == asked + 1, "nobody has looked, and nobody was started"
-            assert len(each.readings) == 6
-
-    run(test)
+    async with watched(root) as each:
+        # The first start, its second try, and two restarts for each change.
+        await until(lambda: len(each.readings) == 6)
+        await each.failed("no-driver")
+        asked = next(looks)
+        await asyncio.sleep(1.0)  # ten sampling intervals
+        assert next(looks) == asked + 1, "nobody has looked, and nobody was started"
+        assert len(each.readings) == 6
 
 
 def test_what_is_a_sign(tmp_path: Path) -> None:
@@ -200,18 +173,16 @@ def test_what_is_a_sign(tmp_path: Path) -> None:
         seen.append(signs.read_state())
         return seen[-1] not in seen[:-1] and signs.read_state() == seen[-1]
 
-    (module / "gpus" / "0000:01:00.0").mkdir(parents=True)
-    assert changed()
-    (module / "version").write_text("NVRM version: 580\n", encoding="ascii")
-    assert changed()
-    (module / "version").write_text("NVRM version: 590\n", encoding="ascii")
-    assert changed()
-    (module / "gpus" / "0000:02:00.0").mkdir()
-    assert changed()
-    (devices / "nvidia0").touch()
-    assert changed()
-    (devices / "nvidia0").chmod(0o600)
-    assert changed()
+    for change in (
+        lambda: (module / "gpus" / "0000:01:00.0").mkdir(parents=True),
+        lambda: (module / "version").write_text("NVRM version: 580\n", encoding="ascii"),
+        lambda: (module / "version").write_text("NVRM version: 590\n", encoding="ascii"),
+        (module / "gpus" / "0000:02:00.0").mkdir,
+        (devices / "nvidia0").touch,
+        lambda: (devices / "nvidia0").chmod(0o600),
+    ):
+        change()
+        assert changed()
     (devices / "null").touch()
     assert not changed()
     (devices / "nvidia0").unlink()

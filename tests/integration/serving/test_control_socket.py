@@ -1,7 +1,5 @@
 """The control socket: its file, its messages, and what strangers put into it."""
 
-from __future__ import annotations
-
 import array
 import asyncio
 import json
@@ -12,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
@@ -27,12 +25,7 @@ from tests.support.requirements import require_namespaces, require_root
 from tests.support.stranger import strange
 from vramledger.agent_server.unix_socket import _make_directory
 from vramledger.errors import StartupError
-from vramledger.serving.control_client import (
-    NoExporterError,
-    request_past,
-    request_release,
-    request_snapshot,
-)
+from vramledger.serving.control_client import NoExporterError, request_past, request_release, request_snapshot
 from vramledger.serving.control_messages import (
     ControlError,
     PastHead,
@@ -58,23 +51,28 @@ LARGE = bytes(range(256)) * 4096
 
 
 async def release(seconds: float | None) -> Released:
-    """Answer with the seconds of the request."""
     return Released(seconds)
 
 
 async def document() -> bytes:
-    """Answer with a document."""
     return b'{"devices": []}\n'
 
 
 async def large(request: SnapshotRequest, _: Caller) -> tuple[SnapshotHead, bytes]:
-    """Answer with a snapshot that fits in no buffer."""
     return SnapshotHead("1.2.3", f"after {request.after}", 2.5, 600.0), LARGE
 
 
 async def past(question: PastQuestion, _: Caller) -> tuple[PastHead, bytes]:
-    """Answer with the question."""
     return PastHead("1.2.3", {"asked": True}), json.dumps(msgspec.to_builtins(question)).encode()
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 HANDLERS = ControlHandlers(release, document, large, past, lambda: True)
@@ -82,7 +80,6 @@ HANDLERS = ControlHandlers(release, document, large, past, lambda: True)
 
 @asynccontextmanager
 async def serving(path: Path, **changes: Any) -> AsyncIterator[Path]:  # noqa: ANN401 any handler
-    """Answer at a path."""
     async with serve_control(path, HANDLERS._replace(**changes), required=True):
         yield path
 
@@ -97,23 +94,16 @@ def test_the_socket_is_ready_open_to_all_and_removed(tmp_path: Path) -> None:
             assert list(path.parent.iterdir()) == [path]
             return await request_release(path, 7.0)
 
-    before = os.umask(0o077)
-    try:
+    with umask(0o077):
         assert asyncio.run(serve()) == 7.0
         assert os.umask(0o077) == 0o077
-    finally:
-        os.umask(before)
     assert list(path.parent.iterdir()) == []
 
 
-def test_a_snapshot_of_any_size_arrives_whole(tmp_path: Path) -> None:
+async def test_a_snapshot_of_any_size_arrives_whole(tmp_path: Path) -> None:
     """A snapshot that is larger than every buffer arrives whole, with what the exporter says of it."""
-
-    async def serve() -> tuple[SnapshotHead, bytes]:
-        async with serving(tmp_path / "control.sock") as path:
-            return await request_snapshot(path, "7&uid=0")
-
-    head, text = asyncio.run(serve())
+    async with serving(tmp_path / "control.sock") as path:
+        head, text = await request_snapshot(path, "7&uid=0")
     assert head == SnapshotHead("1.2.3", "after 7&uid=0", 2.5, 600.0)
     assert text == LARGE
 
@@ -125,58 +115,43 @@ def test_a_snapshot_of_any_size_arrives_whole(tmp_path: Path) -> None:
         {"ask": "readings", "from": 1.5, "to": 2.5},
     ],
 )
-def test_a_question_about_the_past_arrives_as_it_was_asked(tmp_path: Path, question: dict[str, Any]) -> None:
+async def test_a_question_about_the_past_arrives_as_it_was_asked(
+    tmp_path: Path, question: dict[str, Any]
+) -> None:
     """The storage gets exactly the question of a command."""
-
-    async def serve() -> tuple[str, dict[str, Any], bytes]:
-        async with serving(tmp_path / "control.sock") as path:
-            return await request_past(path, question)
-
-    program, head, content = asyncio.run(serve())
+    async with serving(tmp_path / "control.sock") as path:
+        program, head, content = await request_past(path, question)
     assert (program, head, json.loads(content)) == ("1.2.3", {"asked": True}, question)
 
 
-def test_curl_gets_the_ledger(tmp_path: Path) -> None:
+async def test_curl_gets_the_ledger(tmp_path: Path) -> None:
     """Any program that speaks HTTP gets the ledger as JSON."""
-
-    async def serve() -> subprocess.CompletedProcess[str]:
-        async with serving(tmp_path / "control.sock") as path:
-            command = ["curl", "-sS", "--unix-socket", str(path), "http://localhost/api/v1/ledger"]
-            return await asyncio.to_thread(
-                subprocess.run, command, capture_output=True, text=True, check=True, timeout=30
-            )
-
-    assert json.loads(asyncio.run(serve()).stdout) == {"devices": []}
+    async with serving(tmp_path / "control.sock") as path:
+        command = ["curl", "-sS", "--unix-socket", str(path), "http://localhost/api/v1/ledger"]
+        said = await asyncio.to_thread(subprocess.check_output, command, timeout=30)
+    assert json.loads(said) == {"devices": []}
 
 
-def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> None:
+async def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> None:
     """A dead exporter's socket is replaced, also of the version before; one that answers stays."""
     path = tmp_path / "control.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
         dead.bind(str(path))
-
-    async def serve() -> None:
-        async with serving(path):
-            with pytest.raises(StartupError, match="another exporter answers there; choose another path"):
-                async with serving(path):
-                    pass
-            assert await request_release(path, 7.0) == 7.0
-            async with serve_control(path, HANDLERS, required=False):
+    async with serving(path):
+        with pytest.raises(StartupError, match="another exporter answers there; choose another path"):
+            async with serving(path):
                 pass
-            assert path.exists(), "who goes on without a socket removes nobody else's"
-
-    asyncio.run(serve())
+        assert await request_release(path, 7.0) == 7.0
+        async with serve_control(path, HANDLERS, required=False):
+            pass
+        assert path.exists(), "who goes on without a socket removes nobody else's"
     assert not path.exists()
 
 
-def test_a_long_path_is_no_longer_for_us(tmp_path: Path) -> None:
+async def test_a_long_path_is_no_longer_for_us(tmp_path: Path) -> None:
     """Every path that the kernel accepts (107 bytes) works, because the temporary name is short."""
-
-    async def serve() -> None:
-        async with serving(Path(f"{tmp_path}/{'x' * (106 - len(str(tmp_path)))}")) as path:
-            assert await request_release(path, 7.0) == 7.0
-
-    asyncio.run(serve())
+    async with serving(Path(f"{tmp_path}/{'x' * (106 - len(str(tmp_path)))}")) as path:
+        assert await request_release(path, 7.0) == 7.0
 
 
 @pytest.mark.parametrize(("mode", "owner"), [(0o777, 0), (0o1777, 0), (0o775, 12345), (0o755, 12345)])
@@ -196,20 +171,18 @@ def test_no_socket_is_made_where_others_may_write(mode: int, owner: int) -> None
         assert not list(Path(name).iterdir())
 
 
-def test_the_user_that_we_become_may_own_the_directory(tmp_path: Path) -> None:
+async def test_the_user_that_we_become_may_own_the_directory(tmp_path: Path) -> None:
     """An exporter that starts as root listens in the directory that it has given to its later user."""
     require_root()
     os.chown(tmp_path, 12345, 12345)
-
-    async def serve() -> None:
-        path = tmp_path / "control.sock"
-        async with serve_control(path, HANDLERS, required=True, owner=12345):
-            assert await request_release(path, 7.0) == 7.0
-
-    asyncio.run(serve())
+    path = tmp_path / "control.sock"
+    async with serve_control(path, HANDLERS, required=True, owner=12345):
+        assert await request_release(path, 7.0) == 7.0
 
 
-def test_a_file_of_another_is_not_opened_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_of_another_is_not_opened_to_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever changes the temporary name while the socket is made changes no other file's mode."""
     secret, bind = tmp_path / "secret", socket.socket.bind
     secret.write_text("", encoding="ascii")
@@ -221,17 +194,12 @@ def test_a_file_of_another_is_not_opened_to_all(tmp_path: Path, monkeypatch: pyt
         Path(address).symlink_to(secret)
 
     monkeypatch.setattr(socket.socket, "bind", bind_and_swap)
-
-    async def serve() -> None:
-        async with serving(tmp_path / "control.sock"):
-            pass
-
-    asyncio.run(serve())
+    async with serving(tmp_path / "control.sock"):
+        pass
     assert secret.stat().st_mode & 0o777 == 0o600
 
 
 def send_in_a_request(connection: socket.socket, lingerer: Blocking) -> None:
-    """Send a descriptor with a request."""
     lingerer.send(connection, request_bytes("GET", "/snapshot"))
 
 
@@ -261,7 +229,7 @@ def send_and_go(connection: socket.socket, lingerer: Blocking) -> None:
 
 @pytest.mark.parametrize("kind", ["socket", "file"])
 @pytest.mark.parametrize("attack", [send_in_a_request, send_behind_a_request, send_urgently, send_and_go])
-def test_passed_descriptors_do_nothing(
+async def test_passed_descriptors_do_nothing(
     tmp_path: Path, attack: Callable[[socket.socket, Blocking], None], kind: str
 ) -> None:
     """A descriptor whose closing takes long delays nobody, however it comes, and is never received."""
@@ -270,47 +238,39 @@ def test_passed_descriptors_do_nothing(
     place = tmp_path / "fuse"
     place.mkdir()
     blocking = lingering(LONG) if kind == "socket" else blocking_files(place)
-
-    async def serve() -> list[str]:
-        before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208 numbers
-        async with serving(tmp_path / "control.sock") as path:
-            with blocking as lingerer:
-                attackers = []
-                for _ in range(3):
-                    attacker = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                    attacker.connect(str(path))
-                    attack(attacker, lingerer)
-                    attackers.append(attacker)
-                for _ in range(4):
-                    assert await asyncio.wait_for(request_release(path, 7.0), SOON) == 7.0
-                    await asyncio.wait_for(asyncio.sleep(0.5), SOON)
-                refused = []
-                for each in attackers:
-                    if each.fileno() >= 0:
-                        each.settimeout(SOON)
-                        with suppress(ConnectionResetError):
-                            refused.append(read_answer(await asyncio.to_thread(each.recv, 65536)).error)
-                        each.close()
-                await asyncio.wait_for(asyncio.sleep(1.5), SOON)
-        assert len(set(os.listdir("/proc/self/fd")) - before) <= 2  # noqa: PTH208 numbers
-        return refused
-
-    assert set(asyncio.run(serve())) <= {"a request has no descriptors"}
+    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208 numbers
+    async with serving(tmp_path / "control.sock") as path:
+        with blocking as lingerer:
+            attackers = []
+            for _ in range(3):
+                attacker = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                attacker.connect(str(path))
+                attack(attacker, lingerer)
+                attackers.append(attacker)
+            for _ in range(4):
+                assert await asyncio.wait_for(request_release(path, 7.0), SOON) == 7.0
+                await asyncio.wait_for(asyncio.sleep(0.5), SOON)
+            refused = []
+            for each in attackers:
+                if each.fileno() >= 0:
+                    each.settimeout(SOON)
+                    with suppress(ConnectionResetError):
+                        refused.append(read_answer(await asyncio.to_thread(each.recv, 65536)).error)
+                    each.close()
+            await asyncio.wait_for(asyncio.sleep(1.5), SOON)
+    assert len(set(os.listdir("/proc/self/fd")) - before) <= 2  # noqa: PTH208 numbers
+    assert set(refused) <= {"a request has no descriptors"}
 
 
-def test_many_mounts_of_a_stranger_delay_nobody(control: Path) -> None:
+async def test_many_mounts_of_a_stranger_delay_nobody(control: Path) -> None:
     """A user whose list of mounts takes seconds to read connects again and again; others are answered."""
-
-    async def ask() -> None:
+    with strange("mounts", "5000", str(control)):
         async with serving(control):
             for _ in range(5):
                 begun = time.monotonic()
                 assert await request_release(control, 7.0) == 7.0
                 assert time.monotonic() - begun < 1.0
                 await asyncio.sleep(0.2)
-
-    with strange("mounts", "5000", str(control)):
-        asyncio.run(ask())
 
 
 @pytest.fixture
@@ -322,24 +282,20 @@ def control() -> Iterator[Path]:
         yield Path(name) / "control.sock"
 
 
-def test_who_does_not_read_holds_little_memory(tmp_path: Path) -> None:
+async def test_who_does_not_read_holds_little_memory(tmp_path: Path) -> None:
     """Of an answer that nobody reads only a few pieces are kept for its client, and only for seconds."""
+    text = bytes(64 * 2**20)
 
-    async def serve() -> None:
-        text = bytes(64 * 2**20)
+    async def huge(*_: object) -> tuple[SnapshotHead, bytes]:
+        return SnapshotHead("1", "t", 1.0, 1.0), text
 
-        async def huge(*_: object) -> tuple[SnapshotHead, bytes]:
-            return SnapshotHead("1", "t", 1.0, 1.0), text
-
-        async with serving(tmp_path / "control.sock", snapshot=huge) as path:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-                client.connect(str(path))
-                client.send(request_bytes("GET", "/snapshot"))
-                before = _resident()
-                await asyncio.sleep(1.0)
-                assert _resident() - before < 16 * 2**20
-
-    asyncio.run(serve())
+    async with serving(tmp_path / "control.sock", snapshot=huge) as path:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.connect(str(path))
+            client.send(request_bytes("GET", "/snapshot"))
+            before = _resident()
+            await asyncio.sleep(1.0)
+            assert _resident() - before < 16 * 2**20
 
 
 def _resident() -> int:
@@ -347,36 +303,32 @@ def _resident() -> int:
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_an_answer_that_nobody_waits_for_is_not_computed(tmp_path: Path) -> None:
+async def test_an_answer_that_nobody_waits_for_is_not_computed(tmp_path: Path) -> None:
     """When its client goes, a question is given up; a release is finished."""
+    begun, ended, finished = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def serve() -> None:
-        begun, ended, finished = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    async def slow(*_: object) -> tuple[SnapshotHead, bytes]:
+        begun.set()
+        try:
+            await asyncio.sleep(LONG)
+        finally:
+            ended.set()
+        raise AssertionError
 
-        async def slow(*_: object) -> tuple[SnapshotHead, bytes]:
-            begun.set()
-            try:
-                await asyncio.sleep(LONG)
-            finally:
-                ended.set()
-            raise AssertionError
+    async def slow_release(_: float | None) -> Released:
+        begun.set()
+        await asyncio.sleep(0.5)
+        finished.set()
+        return Released(None)
 
-        async def slow_release(_: float | None) -> Released:
-            begun.set()
-            await asyncio.sleep(0.5)
-            finished.set()
-            return Released(None)
-
-        async with serving(tmp_path / "control.sock", snapshot=slow, release=slow_release) as path:
-            for request, done in ((("GET", "/snapshot"), ended), (("POST", "/resume"), finished)):
-                begun.clear()
-                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-                    client.connect(str(path))
-                    client.send(request_bytes(*request))
-                    await asyncio.wait_for(begun.wait(), SOON)
-                await asyncio.wait_for(done.wait(), SOON)
-
-    asyncio.run(serve())
+    async with serving(tmp_path / "control.sock", snapshot=slow, release=slow_release) as path:
+        for request, done in ((("GET", "/snapshot"), ended), (("POST", "/resume"), finished)):
+            begun.clear()
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+                client.connect(str(path))
+                client.send(request_bytes(*request))
+                await asyncio.wait_for(begun.wait(), SOON)
+            await asyncio.wait_for(done.wait(), SOON)
 
 
 def test_who_listens_must_be_trusted(tmp_path: Path) -> None:
@@ -434,15 +386,10 @@ def test_a_containers_root_is_no_exporter(mode: int, trusted: bool) -> None:
 
 def test_no_directory_is_ever_open_to_all(tmp_path: Path) -> None:
     """What is made for the socket belongs to us alone from its first moment, whatever the umask is."""
-    before = os.umask(0)
-    try:
+    with umask(0):
         _make_directory(tmp_path / "a" / "b", parents=True)
-    finally:
-        os.umask(before)
-    assert [stat.S_IMODE(each.stat().st_mode) for each in (tmp_path / "a", tmp_path / "a/b")] == [
-        0o755,
-        0o755,
-    ]
+    modes = [stat.S_IMODE(each.stat().st_mode) for each in (tmp_path / "a", tmp_path / "a/b")]
+    assert modes == [0o755, 0o755]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Questions about the past: they delay nothing that is stored, and what nobody waits for is not computed."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -46,7 +44,6 @@ class Serving(NamedTuple):
     past: StoredPast
 
     def readers(self) -> int:
-        """Return how many processes answer."""
         count = 0
         for each in self.keeper.children():
             with suppress(psutil.Error):  # it has ended
@@ -54,7 +51,6 @@ class Serving(NamedTuple):
         return count
 
     async def until_readers(self, count: int) -> None:
-        """Wait until so many processes answer."""
         while self.readers() != count:  # noqa: ASYNC110 another process
             await asyncio.sleep(0.02)
 
@@ -114,170 +110,146 @@ async def serving(recorded: StoredPast, path: Path) -> AsyncIterator[Serving]:
 
 
 @pytest.mark.thorough
-def test_questions_delay_nothing_that_is_stored(recorded: StoredPast, tmp_path: Path) -> None:
+async def test_questions_delay_nothing_that_is_stored(recorded: StoredPast, tmp_path: Path) -> None:
     """While eight visitors ask for long spans all the time, each reading is on the disk at once."""
+    async with serving(recorded, tmp_path / "past") as now:
+        await now.store()
 
-    async def run() -> None:
-        async with serving(recorded, tmp_path / "past") as now:
-            await now.store()
+        async def visit(number: int) -> None:
+            while True:
+                try:
+                    await now.storage.request(SLOW, asker=f"visitor {number}")
+                except StorageError:
+                    await asyncio.sleep(0.1)
 
-            async def visit(number: int) -> None:
-                while True:
-                    try:
-                        await now.storage.request(SLOW, asker=f"visitor {number}")
-                    except StorageError:
-                        await asyncio.sleep(0.1)
-
-            visits = [asyncio.create_task(visit(number)) for number in range(8)]
-            try:
-                await now.until_readers(1)
-                assert max([await now.store() for _ in range(4)]) < 10.0
-                assert now.readers() == 1, "all of them together have one process"
-            finally:
-                for each in visits:
-                    each.cancel()
-                await asyncio.gather(*visits, return_exceptions=True)
-
-    asyncio.run(run())
-
-
-def test_an_answer_that_nobody_waits_for_is_not_computed(recorded: StoredPast, tmp_path: Path) -> None:
-    """When the one who asks has gone, or his time is over, the process ends; the next one is answered."""
-
-    async def run() -> None:
-        async with serving(recorded, tmp_path / "past") as now:
-            asking = asyncio.create_task(now.storage.request(SLOW))
+        visits = [asyncio.create_task(visit(number)) for number in range(8)]
+        try:
             await now.until_readers(1)
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
-            await asyncio.wait_for(now.until_readers(0), 60)
-            while len(now.keeper.children()) > 1:  # noqa: ASYNC110 nothing of one that has ended stays
-                await asyncio.sleep(0.02)
-            with pytest.raises(StorageError, match="in time"):
-                await now.storage.request(SLOW, 0.05)
-            await asyncio.wait_for(now.until_readers(0), 60)
-            waiting = [asyncio.create_task(now.storage.request(SLOW)) for _ in range(5)]
-            await now.until_readers(1)
-            for each in waiting:
+            assert max([await now.store() for _ in range(4)]) < 10.0
+            assert now.readers() == 1, "all of them together have one process"
+        finally:
+            for each in visits:
                 each.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
-            head, content = await now.storage.request(QUICK, 60)
-            assert (head, json.loads(content)["covered_seconds"]) == ({}, 100.0)
-
-    asyncio.run(run())
+            await asyncio.gather(*visits, return_exceptions=True)
 
 
-def test_who_asks_for_too_much_waits_and_others_do_not(
+async def test_an_answer_that_nobody_waits_for_is_not_computed(recorded: StoredPast, tmp_path: Path) -> None:
+    """When the one who asks has gone, or his time is over, the process ends; the next one is answered."""
+    async with serving(recorded, tmp_path / "past") as now:
+        asking = asyncio.create_task(now.storage.request(SLOW))
+        await now.until_readers(1)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await asyncio.wait_for(now.until_readers(0), 60)
+        while len(now.keeper.children()) > 1:  # noqa: ASYNC110 nothing of one that has ended stays
+            await asyncio.sleep(0.02)
+        with pytest.raises(StorageError, match="in time"):
+            await now.storage.request(SLOW, 0.05)
+        await asyncio.wait_for(now.until_readers(0), 60)
+        waiting = [asyncio.create_task(now.storage.request(SLOW)) for _ in range(5)]
+        await now.until_readers(1)
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        head, content = await now.storage.request(QUICK, 60)
+        assert (head, json.loads(content)["covered_seconds"]) == ({}, 100.0)
+
+
+async def test_who_asks_for_too_much_waits_and_others_do_not(
     recorded: StoredPast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seconds of computing are what a visitor may have, not a number of questions; root is not limited."""
     monkeypatch.setattr(serving_storage, "SHARE_BURST", 1.2)
     monkeypatch.setattr(serving_storage, "SHARE", 0.001)
-
-    async def run() -> None:
-        async with serving(recorded, tmp_path / "past") as now:
-            await now.storage.request(QUICK, 60, asker="eve")
-            refused = ""
-            while not refused:
-                try:
-                    await now.storage.request(QUICK, 60, asker="eve")
-                except StorageError as error:
-                    refused = str(error)
-            assert "too much lately" in refused
-            await now.storage.request(QUICK, 60, asker="ada")
-            for _ in range(20):
-                await now.storage.request(QUICK, 60)
-
-    asyncio.run(run())
+    async with serving(recorded, tmp_path / "past") as now:
+        await now.storage.request(QUICK, 60, asker="eve")
+        refused = ""
+        while not refused:
+            try:
+                await now.storage.request(QUICK, 60, asker="eve")
+            except StorageError as error:
+                refused = str(error)
+        assert "too much lately" in refused
+        await now.storage.request(QUICK, 60, asker="ada")
+        for _ in range(20):
+            await now.storage.request(QUICK, 60)
 
 
-def test_an_administrator_waits_for_no_visitor(recorded: StoredPast, tmp_path: Path) -> None:
+async def test_an_administrator_waits_for_no_visitor(recorded: StoredPast, tmp_path: Path) -> None:
     """While visitors and users ask for long spans all the time, root is answered as if it were alone."""
-
-    async def run() -> None:
-        async with serving(recorded, tmp_path / "past") as now:
-            slow: dict[str, str | float] = {"ask": "readings", "from": 0.0, "to": 1e11}
-            askers = [f"uid {number}" for number in range(10)] * 20
-            asking = [asyncio.create_task(now.storage.request(slow, asker=each)) for each in askers]
-            try:
-                await now.until_readers(1)
-                await now.storage.request(QUICK)
-                left = sum(not each.done() for each in asking)
-                assert WAITING_MAX / 2 < left <= WAITING_MAX
-            finally:
-                for each in asking:
-                    each.cancel()
-                await asyncio.gather(*asking, return_exceptions=True)
-
-    asyncio.run(run())
-
-
-def test_a_question_of_a_command_that_was_ended_is_not_computed(recorded: StoredPast, tmp_path: Path) -> None:
-    """The process that asked is watched, not its connection alone."""
-
-    async def run() -> None:
-        async with serving(recorded, tmp_path / "past") as now:
-            client = await asyncio.create_subprocess_exec("sleep", "600")
-            pidfd = os.pidfd_open(client.pid)
-            desk = PastDesk(expected=True)
-            desk.storage = now.storage
-            caller = Caller(Peer(pid=client.pid, start=0, uid=0, pidfd=pidfd), outside=True)
-            request = Readings(EPOCH, EPOCH + 5000.0)
-            asking = asyncio.create_task(desk.answer(request, caller))
+    async with serving(recorded, tmp_path / "past") as now:
+        slow: dict[str, str | float] = {"ask": "readings", "from": 0.0, "to": 1e11}
+        askers = [f"uid {number}" for number in range(10)] * 20
+        asking = [asyncio.create_task(now.storage.request(slow, asker=each)) for each in askers]
+        try:
             await now.until_readers(1)
-            client.kill()
-            with pytest.raises(ControlError, match="has ended"):
-                await asking
-            await asyncio.wait_for(now.until_readers(0), 60)
-            os.close(pidfd)
-            await client.wait()
+            await now.storage.request(QUICK)
+            left = sum(not each.done() for each in asking)
+            assert WAITING_MAX / 2 < left <= WAITING_MAX
+        finally:
+            for each in asking:
+                each.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
 
-    asyncio.run(run())
+
+async def test_a_question_of_a_command_that_was_ended_is_not_computed(
+    recorded: StoredPast, tmp_path: Path
+) -> None:
+    """The process that asked is watched, not its connection alone."""
+    async with serving(recorded, tmp_path / "past") as now:
+        client = await asyncio.create_subprocess_exec("sleep", "600")
+        pidfd = os.pidfd_open(client.pid)
+        desk = PastDesk(expected=True)
+        desk.storage = now.storage
+        caller = Caller(Peer(pid=client.pid, start=0, uid=0, pidfd=pidfd), outside=True)
+        request = Readings(EPOCH, EPOCH + 5000.0)
+        asking = asyncio.create_task(desk.answer(request, caller))
+        await now.until_readers(1)
+        client.kill()
+        with pytest.raises(ControlError, match="has ended"):
+            await asking
+        await asyncio.wait_for(now.until_readers(0), 60)
+        os.close(pidfd)
+        await client.wait()
 
 
-def test_damage_that_a_reader_meets_is_handled_by_the_writer(recorded: StoredPast, tmp_path: Path) -> None:
+async def test_damage_that_a_reader_meets_is_handled_by_the_writer(
+    recorded: StoredPast, tmp_path: Path
+) -> None:
     """A question that meets a damaged page is answered with an error, and storing goes on in a new file."""
-
-    async def run() -> None:
-        async with serving(recorded, tmp_path / "past") as now:
-            await now.store()
-            file = tmp_path / "past" / NAME
-            with file.open("rb+") as page:
-                for place in range(4096, file.stat().st_size, 4096):
-                    page.seek(place)
-                    page.write(b"\xff" * 4096)
-            with pytest.raises(StorageError):
-                await now.storage.request({"ask": "since", "from": 0.0, "to": 1e11}, 60)
-            while not list((tmp_path / "past").glob("*damaged*")):  # noqa: ASYNC110 another process
-                await asyncio.sleep(0.05)
-            await now.store()
-            last_error = now.storage.health.figures().last_error
-            assert last_error is not None
-            assert "damaged" in last_error[1]
-
-    asyncio.run(run())
+    async with serving(recorded, tmp_path / "past") as now:
+        await now.store()
+        file = tmp_path / "past" / NAME
+        with file.open("rb+") as page:
+            for place in range(4096, file.stat().st_size, 4096):
+                page.seek(place)
+                page.write(b"\xff" * 4096)
+        with pytest.raises(StorageError):
+            await now.storage.request({"ask": "since", "from": 0.0, "to": 1e11}, 60)
+        while not list((tmp_path / "past").glob("*damaged*")):  # noqa: ASYNC110 another process
+            await asyncio.sleep(0.05)
+        await now.store()
+        last_error = now.storage.health.figures().last_error
+        assert last_error is not None
+        assert "damaged" in last_error[1]
 
 
-def test_a_visitor_who_leaves_stops_the_answer(recorded: StoredPast) -> None:
+async def test_a_visitor_who_leaves_stops_the_answer(recorded: StoredPast) -> None:
     """When a browser closes its connection, its question to the past is cancelled."""
+    asked, left = asyncio.Event(), asyncio.Event()
 
-    async def run() -> None:
-        asked, left = asyncio.Event(), asyncio.Event()
+    async def ask(_: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            left.set()
+        raise AssertionError
 
-        async def ask(_: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-            asked.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                left.set()
-            raise AssertionError
-
-        live = Shown(recorded.tracker.blank)
-        async with served(live, LOOPBACK, state=PageState(past=ask)) as client:
-            _, writer = await asyncio.open_connection("127.0.0.1", client.port)
-            writer.write(b"GET /api/v1/past?at=1000000000 HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            await asyncio.wait_for(asked.wait(), 20)
-            writer.close()
-            await asyncio.wait_for(left.wait(), 20)
-
-    asyncio.run(run())
+    live = Shown(recorded.tracker.blank)
+    async with served(live, LOOPBACK, state=PageState(past=ask)) as client:
+        _, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        writer.write(b"GET /api/v1/past?at=1000000000 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await asyncio.wait_for(asked.wait(), 20)
+        writer.close()
+        await asyncio.wait_for(left.wait(), 20)

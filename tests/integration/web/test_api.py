@@ -1,7 +1,5 @@
 """The JSON for other programs: the documents match the schemas that are served with them."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from dataclasses import replace
@@ -10,26 +8,21 @@ from typing import Any
 import pytest
 
 from tests.support.builders import MIB, Shown, agent, crowd, device, failed, holding, process, snapshot
-from tests.support.serving import LOOPBACK, run, served
+from tests.support.serving import LOOPBACK, served
 from vramledger.model.reading import DeviceReading, HiddenHolder
 from vramledger.model.snapshot import AgentSnapshot, Reservation, ReservationStatus, Snapshot, State
 
 
-def ask(shown: Shown, *paths: str, **headers: str) -> list[Any]:
-    """Get several documents of one exporter."""
+async def ask(shown: Shown, *paths: str, **headers: str) -> list[Any]:
     found: list[Any] = []
-
-    async def test() -> None:
-        async with served(shown, LOOPBACK) as client:
-            for path in paths:
-                answer = await client.ask(path, **headers)
-                assert answer.status == 200
-                kind = "schema+json" if "/schema/" in path else "json"
-                assert answer.headers["Content-Type"] == f"application/{kind}"
-                packed = answer.headers.get("Content-Encoding") == "gzip"
-                found.append(json.loads(gzip.decompress(answer.body) if packed else answer.body))
-
-    run(test)
+    async with served(shown, LOOPBACK) as client:
+        for path in paths:
+            answer = await client.ask(path, **headers)
+            assert answer.status == 200
+            kind = "schema+json" if "/schema/" in path else "json"
+            assert answer.headers["Content-Type"] == f"application/{kind}"
+            packed = answer.headers.get("Content-Encoding") == "gzip"
+            found.append(json.loads(gzip.decompress(answer.body) if packed else answer.body))
     return found
 
 
@@ -61,19 +54,21 @@ def rich() -> Snapshot:
     "shot", [rich(), crowd(2, 7), failed(), Snapshot()], ids=["rich", "crowd", "failed", "none"]
 )
 @pytest.mark.parametrize("name", ["ledger", "history", "leftovers"])
-def test_what_is_served_fits_its_schema(shot: Snapshot, name: str) -> None:
+async def test_what_is_served_fits_its_schema(shot: Snapshot, name: str) -> None:
     """Each document has every member of its schema, and no other."""
     import jsonschema  # noqa: PLC0415 not in every process that collects the tests
 
-    document, schema = ask(Shown(shot), f"/api/v1/{name}", f"/api/v1/schema/{name}", Accept_Encoding="gzip")
+    document, schema = await ask(
+        Shown(shot), f"/api/v1/{name}", f"/api/v1/schema/{name}", Accept_Encoding="gzip"
+    )
 
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.Draft202012Validator(closed(schema)).validate(document)
 
 
-def test_a_holding_says_what_to_do_and_how_it_grew() -> None:
+async def test_a_holding_says_what_to_do_and_how_it_grew() -> None:
     """The ledger has a remedy for each holding that needs one, and no growth for a new holding."""
-    (ledger,) = ask(Shown(rich()), "/api/v1/ledger")
+    (ledger,) = await ask(Shown(rich()), "/api/v1/ledger")
 
     told = {each["pid"]: (each["what_to_do"], each["growth"]) for each in ledger["devices"][0]["holdings"]}
     assert "nvidia-smi --gpu-reset -i 0" in told[7][0]
@@ -81,20 +76,16 @@ def test_a_holding_says_what_to_do_and_how_it_grew() -> None:
     assert told[9] == (None, None)
 
 
-def test_an_unknown_schema_is_not_there() -> None:
+async def test_an_unknown_schema_is_not_there() -> None:
     """Only the documents that exist have a schema."""
-
-    async def test() -> None:
-        async with served(Shown()) as client:
-            assert (await client.ask("/api/v1/schema/nothing")).status == 404
-
-    run(test)
+    async with served(Shown()) as client:
+        assert (await client.ask("/api/v1/schema/nothing")).status == 404
 
 
-def test_the_ledger_tells_every_holding_with_its_evidence() -> None:
+async def test_the_ledger_tells_every_holding_with_its_evidence() -> None:
     """A holding has its bytes, its state, since when, why, and its holder."""
     found = snapshot(device(0, [holding(101, 5 * MIB)]), processes=[process(101)])
-    [ledger] = ask(Shown(found), "/api/v1/ledger")
+    [ledger] = await ask(Shown(found), "/api/v1/ledger")
 
     (shown,) = ledger["devices"]
     (held,) = shown["holdings"]
@@ -103,9 +94,9 @@ def test_the_ledger_tells_every_holding_with_its_evidence() -> None:
     assert held["user"]
 
 
-def test_a_failed_sample_has_no_devices() -> None:
+async def test_a_failed_sample_has_no_devices() -> None:
     """After a failure the ledger names it, and shows no old data."""
-    [ledger] = ask(Shown(failed()), "/api/v1/ledger")
+    [ledger] = await ask(Shown(failed()), "/api/v1/ledger")
 
     assert ledger["up"] is False
     assert ledger["failure"]

@@ -1,7 +1,5 @@
 """What strangers may hold before they are let in: little, and nobody else is worse off."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -21,25 +19,17 @@ from tests.support.builders import Shown
 from tests.support.certificates import Authority
 from tests.support.requirements import require_root
 from tests.support.secured import ALICE, USERS, header, serve_secured, trusting
-from tests.support.serving import LOOPBACK, client, run
+from tests.support.serving import HEALTH, LOOPBACK, Stream, client
 from tests.support.waiting import PATIENCE
 from vramledger.config import ListenAddress
 from vramledger.web import connections
 from vramledger.web.access import passwords
 from vramledger.web.access.access_control import is_name_of_this_host, names_of_loopback
 from vramledger.web.app import serve
-from vramledger.web.cancellation import cancel_and_wait
+from vramledger.web.cancellation import background_task
 
 ENDLESS = 1 << 28
 """Bytes: far more than the kernel takes without us."""
-
-Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """Name a web configuration file."""
-    return tmp_path / "web.yml"
 
 
 async def opened(stack: AsyncExitStack, port: int, data: bytes = b"", address: str = "127.0.0.1") -> Stream:
@@ -57,7 +47,6 @@ async def opened(stack: AsyncExitStack, port: int, data: bytes = b"", address: s
 
 
 async def status(reader: asyncio.StreamReader) -> int:
-    """Return the status of the next answer."""
     return int((await reader.readline()).split()[1])
 
 
@@ -65,38 +54,30 @@ async def status(reader: asyncio.StreamReader) -> int:
 @pytest.mark.parametrize(
     ("text", "refused"), [(USERS, 401), ("rate_limit: {interval: 1h, burst: 0}", 429)], ids=["users", "rate"]
 )
-def test_an_expectation_passes_no_gate(file: Path, text: str, refused: int, expected: str) -> None:
+async def test_an_expectation_passes_no_gate(file: Path, text: str, refused: int, expected: str) -> None:
     """What a request expects is not answered before it is allowed, and its connection is not kept."""
-
-    async def test() -> None:
-        async with serve_secured(file, text) as exporter, AsyncExitStack() as stack:
-            lines = ["POST /metrics HTTP/1.1", "Host: localhost", f"Expect: {expected}", "Content-Length: 9"]
-            reader, _ = await opened(stack, exporter.port, "\r\n".join([*lines, "", ""]).encode())
-            answer = await reader.read()
-            assert answer.startswith(b"HTTP/1.1 %d " % refused)
-            assert answer.count(b"HTTP/1.1") == 1
-
-    run(test)
+    async with serve_secured(file, text) as exporter, AsyncExitStack() as stack:
+        lines = ["POST /metrics HTTP/1.1", "Host: localhost", f"Expect: {expected}", "Content-Length: 9"]
+        reader, _ = await opened(stack, exporter.port, "\r\n".join([*lines, "", ""]).encode())
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 %d " % refused)
+        assert answer.count(b"HTTP/1.1") == 1
 
 
 @pytest.mark.parametrize("auth", [None, ALICE])
-def test_a_body_is_not_read(file: Path, auth: tuple[str, str] | None) -> None:
+async def test_a_body_is_not_read(file: Path, auth: tuple[str, str] | None) -> None:
     """The body of a request, which none of ours has, is not read to its end, whoever sends it."""
     login = "".join(f"{name}: {value}\r\n" for name, value in header(auth).items())
-
-    async def test() -> None:
-        async with serve_secured(file, USERS) as exporter, AsyncExitStack() as stack:
-            head = f"POST /metrics HTTP/1.1\r\nHost: localhost\r\n{login}Content-Length: 99999999999\r\n\r\n"
-            _, writer = await opened(stack, exporter.port, head.encode())
-            sent = 0
-            with contextlib.suppress(ConnectionError):
-                while sent < ENDLESS:
-                    writer.write(bytes(1 << 16))
-                    await writer.drain()
-                    sent += 1 << 16
-            assert sent < ENDLESS
-
-    run(test)
+    async with serve_secured(file, USERS) as exporter, AsyncExitStack() as stack:
+        head = f"POST /metrics HTTP/1.1\r\nHost: localhost\r\n{login}Content-Length: 99999999999\r\n\r\n"
+        _, writer = await opened(stack, exporter.port, head.encode())
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            while sent < ENDLESS:
+                writer.write(bytes(1 << 16))
+                await writer.drain()
+                sent += 1 << 16
+        assert sent < ENDLESS
 
 
 HEAD = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n"
@@ -111,66 +92,54 @@ HEAD = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n"
     ],
     ids=["chunks", "headers", "requests"],
 )
-def test_small_pieces_have_an_end(file: Path, data: bytes) -> None:
+async def test_small_pieces_have_an_end(file: Path, data: bytes) -> None:
     """Many small pieces, each of which costs time by itself, are not read at all."""
-
-    async def test() -> None:
-        async with serve_secured(file, USERS) as exporter, AsyncExitStack() as stack:
-            reader, _ = await opened(stack, exporter.port, data)
-            with contextlib.suppress(ConnectionError):
-                assert await reader.read() == b""
-
-    run(test)
+    async with serve_secured(file, USERS) as exporter, AsyncExitStack() as stack:
+        reader, _ = await opened(stack, exporter.port, data)
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
 
 
 @pytest.mark.parametrize("text", [USERS, ""], ids=["users", "nobody"])
-def test_a_head_has_an_end(file: Path, text: str) -> None:
+async def test_a_head_has_an_end(file: Path, text: str) -> None:
     """A head that does not end, in however many headers, ends its connection."""
-
-    async def test() -> None:
-        async with serve_secured(file, text) as exporter, AsyncExitStack() as stack:
-            reader, writer = await opened(stack, exporter.port, b"GET / HTTP/1.1\r\n")
-            with contextlib.suppress(ConnectionError):
-                for number in range(100):
-                    writer.write(b"X-%d: %s\r\n" % (number, b"x" * 4000))
-                    await writer.drain()
-                assert b" 200 " not in await reader.read()
-
-    run(test)
+    async with serve_secured(file, text) as exporter, AsyncExitStack() as stack:
+        reader, writer = await opened(stack, exporter.port, b"GET / HTTP/1.1\r\n")
+        with contextlib.suppress(ConnectionError):
+            for number in range(100):
+                writer.write(b"X-%d: %s\r\n" % (number, b"x" * 4000))
+                await writer.drain()
+            assert b" 200 " not in await reader.read()
 
 
-def test_few_strangers_are_kept(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_few_strangers_are_kept(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So many connections wait for their first request and no more; whoever is let in stays."""
     monkeypatch.setattr(connections, "MAX_STRANGERS", 3)
-
-    async def test() -> None:
-        async with (
-            serve_secured(file, USERS) as exporter,
-            aiohttp.ClientSession(headers=header(ALICE), connector=aiohttp.TCPConnector(limit=1)) as kept,
-            AsyncExitStack() as stack,
-        ):
-            url = f"http://127.0.0.1:{exporter.port}/-/healthy"
-            async with kept.get(url) as answer:
-                assert answer.status == 200
-            assert kept.connector is not None
-            ((before, *_),) = kept.connector._conns.values()  # noqa: SLF001
-            strangers = [await opened(stack, exporter.port, b"GET / HT") for _ in range(7)]
-            for reader, _ in strangers[:4]:
-                with contextlib.suppress(ConnectionError):
-                    assert await reader.read() == b""
-            for reader, writer in strangers[4:]:
-                writer.write(b"TP/1.1\r\nHost: localhost\r\n\r\n")
-                assert await status(reader) == 401
-            async with kept.get(url) as answer:
-                assert answer.status == 200
-            ((after, *_),) = kept.connector._conns.values()  # noqa: SLF001
-            assert after[0] is before[0], "its connection was not closed meanwhile"
-
-    run(test)
+    async with (
+        serve_secured(file, USERS) as exporter,
+        aiohttp.ClientSession(headers=header(ALICE), connector=aiohttp.TCPConnector(limit=1)) as kept,
+        AsyncExitStack() as stack,
+    ):
+        url = f"http://127.0.0.1:{exporter.port}/-/healthy"
+        async with kept.get(url) as answer:
+            assert answer.status == 200
+        assert kept.connector is not None
+        ((before, *_),) = kept.connector._conns.values()  # noqa: SLF001
+        strangers = [await opened(stack, exporter.port, b"GET / HT") for _ in range(7)]
+        for reader, _ in strangers[:4]:
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+        for reader, writer in strangers[4:]:
+            writer.write(b"TP/1.1\r\nHost: localhost\r\n\r\n")
+            assert await status(reader) == 401
+        async with kept.get(url) as answer:
+            assert answer.status == 200
+        ((after, *_),) = kept.connector._conns.values()  # noqa: SLF001
+        assert after[0] is before[0], "its connection was not closed meanwhile"
 
 
 @pytest.mark.parametrize(("address", "uid"), [("10.255.255.7", 0), ("127.0.0.2", 12345)])
-def test_a_stranger_closes_his_own(monkeypatch: pytest.MonkeyPatch, address: str, uid: int) -> None:
+async def test_a_stranger_closes_his_own(monkeypatch: pytest.MonkeyPatch, address: str, uid: int) -> None:
     """Whoever opens many connections loses his own, and not that of another address or local user."""
     monkeypatch.setattr(connections, "MAX_STRANGERS", 3)
     me = os.geteuid()
@@ -182,68 +151,54 @@ def test_a_stranger_closes_his_own(monkeypatch: pytest.MonkeyPatch, address: str
         monkeypatch.setattr(
             connections, "connection_source", lambda peer, ours: sources.get(peer[0]) or real(peer, ours)
         )
-
-    async def test() -> None:
-        async with serve(LOOPBACK, Shown()) as (bound,), AsyncExitStack() as stack:
-            reader, writer = await opened(stack, bound.port, b"GET /-/healthy HTTP/1.1\r\n")
-            for _ in range(20):
-                os.seteuid(uid or me)
-                try:
-                    many = socket.create_connection(
-                        ("127.0.0.1", bound.port), source_address=("127.0.0.2", 0)
-                    )
-                finally:
-                    os.seteuid(me)
-                stack.callback(many.close)
-                many.send(b"G")
-                await asyncio.sleep(0.01)
-            writer.write(b"Host: localhost\r\n\r\n")
-            assert await status(reader) == 200
-            many.setblocking(False)
-            with pytest.raises(BlockingIOError):
-                many.recv(1)
-
-    run(test)
+    async with serve(LOOPBACK, Shown()) as (bound,), AsyncExitStack() as stack:
+        reader, writer = await opened(stack, bound.port, b"GET /-/healthy HTTP/1.1\r\n")
+        for _ in range(20):
+            os.seteuid(uid or me)
+            try:
+                many = socket.create_connection(("127.0.0.1", bound.port), source_address=("127.0.0.2", 0))
+            finally:
+                os.seteuid(me)
+            stack.callback(many.close)
+            many.send(b"G")
+            await asyncio.sleep(0.01)
+        writer.write(b"Host: localhost\r\n\r\n")
+        assert await status(reader) == 200
+        many.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            many.recv(1)
 
 
-def test_a_handshake_is_no_exception(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_handshake_is_no_exception(
+    file: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A connection that never shakes hands makes room for one that does."""
     monkeypatch.setattr(connections, "MAX_STRANGERS", 3)
-    authority = Authority(tmp_path)
-    authority.sign("server")
     text = "tls_server_config: {cert_file: server.pem, key_file: server.key}\n"
-
-    async def test() -> None:
-        async with serve_secured(file, text, trusting(authority.pair)) as exporter, AsyncExitStack() as stack:
-            silent = [await opened(stack, exporter.port) for _ in range(3)]
-            assert (await exporter.ask()).status == 200
-            assert await silent[0][0].read() == b""
-
-    run(test)
+    async with serve_secured(file, text, trusting(authority.pair)) as exporter, AsyncExitStack() as stack:
+        silent = [await opened(stack, exporter.port) for _ in range(3)]
+        assert (await exporter.ask()).status == 200
+        assert await silent[0][0].read() == b""
 
 
-def test_all_places_taken_by_idle_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_places_taken_by_idle_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """When all connections are taken, the one that has been idle for longest goes; a stream stays."""
     monkeypatch.setattr(connections, "MAX_CONNECTIONS", 4)
-
-    async def test() -> None:
-        async with serve(LOOPBACK, Shown()) as (address,), AsyncExitStack() as stack:
-            request = b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n"
-            stream, _ = await opened(stack, address.port, request.replace(b"/-/healthy", b"/api/v1/events"))
-            assert await status(stream) == 200
-            idle = []
-            for _ in range(3):
-                idle.append(await opened(stack, address.port, request))
-                assert await status(idle[-1][0]) == 200
-            async with client(address.port) as asking:
-                assert (await asking.ask("/metrics")).status == 200
-            assert (await idle[0][0].read()).endswith(b"healthy.\n")
-            idle[1][1].write(request)
-            await idle[1][0].readuntil(b"healthy.\n")
-            assert await status(idle[1][0]) == 200
-            assert not stream.at_eof()
-
-    run(test)
+    async with serve(LOOPBACK, Shown()) as (address,), AsyncExitStack() as stack:
+        request = HEALTH
+        stream, _ = await opened(stack, address.port, request.replace(b"/-/healthy", b"/api/v1/events"))
+        assert await status(stream) == 200
+        idle = []
+        for _ in range(3):
+            idle.append(await opened(stack, address.port, request))
+            assert await status(idle[-1][0]) == 200
+        async with client(address.port) as asking:
+            assert (await asking.ask("/metrics")).status == 200
+        assert (await idle[0][0].read()).endswith(b"healthy.\n")
+        idle[1][1].write(request)
+        await idle[1][0].readuntil(b"healthy.\n")
+        assert await status(idle[1][0]) == 200
+        assert not stream.at_eof()
 
 
 @pytest.mark.parametrize(
@@ -254,26 +209,18 @@ def test_all_places_taken_by_idle_clients(monkeypatch: pytest.MonkeyPatch) -> No
         ("localhost.example.org", 421), ("127.0.0.1.nip.io", 421), ("[::1", 421), ("xlocalhost", 421),
     ],
 )  # fmt: skip
-def test_no_foreign_name_leads_to_loopback(host: str, status: int) -> None:
+async def test_no_foreign_name_leads_to_loopback(host: str, status: int) -> None:
     """Where only this host can reach us, a web page cannot read us by a name that its owner leads here."""
-
-    async def test() -> None:
-        async with serve(LOOPBACK, Shown()) as (address,), client(address.port) as asking:
-            assert (await asking.ask("/api/v1/ledger", Host=host)).status == status
-
-    run(test)
+    async with serve(LOOPBACK, Shown()) as (address,), client(address.port) as asking:
+        assert (await asking.ask("/api/v1/ledger", Host=host)).status == status
 
 
-def test_a_password_protects_from_foreign_names(file: Path) -> None:
+async def test_a_password_protects_from_foreign_names(file: Path) -> None:
     """Where a password is needed, any name will do: a web page has none."""
-
-    async def test() -> None:
-        async with serve_secured(file, USERS) as exporter, client(exporter.port) as asking:
-            assert (await asking.ask("/metrics", Host="proxy.example.org")).status == 401
-            answer = await asking.ask("/metrics", Host="proxy.example.org", **header(ALICE))
-            assert answer.status == 200
-
-    run(test)
+    async with serve_secured(file, USERS) as exporter, client(exporter.port) as asking:
+        assert (await asking.ask("/metrics", Host="proxy.example.org")).status == 401
+        answer = await asking.ask("/metrics", Host="proxy.example.org", **header(ALICE))
+        assert answer.status == 200
 
 
 def test_who_listens_to_all_has_any_name() -> None:
@@ -316,136 +263,108 @@ def test_a_unix_socket_is_for_the_trusted(tmp_path: Path, mode: str, option: int
     assert why in done.stderr
 
 
-def test_who_sends_no_requests_within_tls_is_cut_off(file: Path, tmp_path: Path) -> None:
+async def test_who_sends_no_requests_within_tls_is_cut_off(file: Path, authority: Authority) -> None:
     """A client that only has TLS change its keys, again and again, is cut off; others are answered."""
-    authority = Authority(tmp_path)
-    authority.sign("server")
     text = "tls_server_config: {cert_file: server.pem, key_file: server.key}\n"
+    async with serve_secured(file, text, trusting(authority.pair)) as exporter:
+        client = await asyncio.create_subprocess_exec(
+            *("openssl", "s_client", "-tls1_3", "-connect", f"127.0.0.1:{exporter.port}"),
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert client.stdin is not None
+        with contextlib.suppress(ConnectionError):
+            while client.returncode is None:
+                client.stdin.write(b"K\n")
+                await asyncio.wait_for(client.stdin.drain(), PATIENCE)
+        assert (await exporter.ask("/-/healthy")).status == 200
+        await asyncio.wait_for(client.wait(), PATIENCE)
 
-    async def test() -> None:
-        async with serve_secured(file, text, trusting(authority.pair)) as exporter:
-            client = await asyncio.create_subprocess_exec(
-                *("openssl", "s_client", "-tls1_3", "-connect", f"127.0.0.1:{exporter.port}"),
-                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
-            assert client.stdin is not None
+
+async def slowest_while(port: int, attack: Callable[[], Awaitable[object]]) -> float:
+    """Return the longest time that the health took while an attack was repeated for two seconds."""
+
+    async def repeat() -> None:
+        while True:
             with contextlib.suppress(ConnectionError):
-                while client.returncode is None:
-                    client.stdin.write(b"K\n")
-                    await asyncio.wait_for(client.stdin.drain(), PATIENCE)
-            assert (await exporter.ask("/-/healthy")).status == 200
-            await asyncio.wait_for(client.wait(), PATIENCE)
+                await attack()
 
-    run(test)
-
-
-async def slowest_while(port: int, attack: Callable[[], Awaitable[object]], seconds: float = 2.0) -> float:
-    """Return the longest time that the health took while an attack was repeated."""
-    attacking = asyncio.create_task(_repeat(attack))
-    worst = 0.0
-    async with client(port) as asking:
-        loop = asyncio.get_running_loop()
-        end = loop.time() + seconds
-        while loop.time() < end:
-            began = loop.time()
+    worst, time = 0.0, asyncio.get_running_loop().time
+    end = time() + 2.0
+    async with background_task(repeat()), client(port) as asking:
+        while (began := time()) < end:
             await asking.ask("/-/healthy")
-            worst = max(worst, loop.time() - began)
-    await cancel_and_wait(attacking)
+            worst = max(worst, time() - began)
     return worst
 
 
-async def _repeat(attack: Callable[[], Awaitable[object]]) -> None:
-    while True:
-        with contextlib.suppress(ConnectionError):
-            await attack()
-
-
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd"])
-def test_no_body_is_unpacked(file: Path, monkeypatch: pytest.MonkeyPatch, coding: str) -> None:
+async def test_no_body_is_unpacked(file: Path, monkeypatch: pytest.MonkeyPatch, coding: str) -> None:
     """A packed body that would become a thousand times as large is not unpacked, whoever sends it."""
     unpacked: list[object] = []
     monkeypatch.setattr(http_parser.DeflateBuffer, "__init__", lambda *args, **_: unpacked.append(args))
     packed = zlib.compress(bytes(60 << 20), 9)
     lines = ["POST /metrics HTTP/1.1", "Host: localhost", f"Content-Encoding: {coding}"]
     head = "\r\n".join([*lines, f"Content-Length: {len(packed)}", "", ""]).encode()
-
-    async def test() -> None:
-        async with serve_secured(file, USERS) as exporter, AsyncExitStack() as stack:
-            reader, _ = await opened(stack, exporter.port, head + packed)
-            assert await status(reader) == 401
-        assert not unpacked
-
-    run(test)
+    async with serve_secured(file, USERS) as exporter, AsyncExitStack() as stack:
+        reader, _ = await opened(stack, exporter.port, head + packed)
+        assert await status(reader) == 401
+    assert not unpacked
 
 
-def test_a_stranger_may_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stranger_may_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has made no allowed request is disconnected in time, however little is sent; others stay."""
     monkeypatch.setattr(connections, "STRANGER_SECONDS", 0.4)
+    async with serve(LOOPBACK, Shown()) as (address,), AsyncExitStack() as stack:
+        request = HEALTH
+        known, asking = await opened(stack, address.port, request)
+        assert await status(known) == 200
+        silent, _ = await opened(stack, address.port)
+        slow, writer = await opened(stack, address.port, b"GET / HTTP/1.1\r\nX: ")
 
-    async def test() -> None:
-        async with serve(LOOPBACK, Shown()) as (address,), AsyncExitStack() as stack:
-            request = b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n"
-            known, asking = await opened(stack, address.port, request)
-            assert await status(known) == 200
-            silent, _ = await opened(stack, address.port)
-            slow, writer = await opened(stack, address.port, b"GET / HTTP/1.1\r\nX: ")
+        async def trickle() -> None:
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    writer.write(b"x")
+                    await asyncio.sleep(0.05)
 
-            async def trickle() -> None:
+        async with background_task(trickle()):
+            for reader in (silent, slow):
                 with contextlib.suppress(ConnectionError):
-                    while True:
-                        writer.write(b"x")
-                        await asyncio.sleep(0.05)
-
-            trickling = asyncio.create_task(trickle())
-            with contextlib.suppress(ConnectionError):
-                assert await asyncio.wait_for(silent.read(), 10) == b""
-            with contextlib.suppress(ConnectionError):
-                assert await asyncio.wait_for(slow.read(), 10) == b""
-            await cancel_and_wait(trickling)
-            asking.write(request)
-            await known.readuntil(b"healthy.\n")
-            assert await status(known) == 200
-
-    run(test)
+                    assert await asyncio.wait_for(reader.read(), 10) == b""
+        asking.write(request)
+        await known.readuntil(b"healthy.\n")
+        assert await status(known) == 200
 
 
 @pytest.mark.parametrize("name", ["Accept", "Accept-Encoding", "If-None-Match"])
-def test_a_list_has_an_end(name: str) -> None:
+async def test_a_list_has_an_end(name: str) -> None:
     """A header of 57 kB of alternatives costs no more than a usual one."""
+    async with serve(LOOPBACK, Shown()) as (address,):
+        head = f"GET {'/' if name == 'If-None-Match' else '/metrics'} HTTP/1.1\r\nHost: localhost\r\n"
+        lists = f"{name}: {',' * 8000}\r\n" * 7
+        request = f"{head}{lists}Connection: close\r\n\r\n".encode()
 
-    async def test() -> None:
-        async with serve(LOOPBACK, Shown()) as (address,):
-            head = f"GET {'/' if name == 'If-None-Match' else '/metrics'} HTTP/1.1\r\nHost: localhost\r\n"
-            lists = f"{name}: {',' * 8000}\r\n" * 7
-            request = f"{head}{lists}Connection: close\r\n\r\n".encode()
+        async def attack() -> None:
+            async with AsyncExitStack() as stack:
+                reader, _ = await opened(stack, address.port, request)
+                assert await status(reader) in {200, 400}
+                await reader.read()
 
-            async def attack() -> None:
-                async with AsyncExitStack() as stack:
-                    reader, _ = await opened(stack, address.port, request)
-                    assert await status(reader) in {200, 400}
-                    await reader.read()
-
-            assert await slowest_while(address.port, attack) < 0.25
-
-    run(test)
+        assert await slowest_while(address.port, attack) < 0.25
 
 
-def test_who_reads_nothing_leaves_little_in_the_kernel() -> None:
+async def test_who_reads_nothing_leaves_little_in_the_kernel() -> None:
     """A client that asks for much and reads nothing: what waits for it counts against our memory limit."""
-
-    async def test() -> None:
-        async with serve(LOOPBACK, Shown()) as (address,), client(address.port) as other:
-            with socket.socket() as reader:
-                reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                reader.connect(("127.0.0.1", address.port))
-                reader.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 170)
-                for _ in range(100):  # by then it would have all of the answers, a megabyte
-                    assert (await other.ask("/-/healthy")).status == 200
-                reader.setblocking(False)
-                waiting = 0
-                with contextlib.suppress(BlockingIOError):  # the loop, also the exporter's, is stopped
-                    while data := reader.recv(1 << 16):
-                        waiting += len(data)
-        assert 0 < waiting < 1 << 18
-
-    run(test)
+    async with serve(LOOPBACK, Shown()) as (address,), client(address.port) as other:
+        with socket.socket() as reader:
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.connect(("127.0.0.1", address.port))
+            reader.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 170)
+            for _ in range(100):  # by then it would have all of the answers, a megabyte
+                assert (await other.ask("/-/healthy")).status == 200
+            reader.setblocking(False)
+            waiting = 0
+            with contextlib.suppress(BlockingIOError):  # the loop, also the exporter's, is stopped
+                while data := reader.recv(1 << 16):
+                    waiting += len(data)
+    assert 0 < waiting < 1 << 18

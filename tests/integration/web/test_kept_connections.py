@@ -1,20 +1,18 @@
 """A kept connection: each request is judged by the rules of its moment, and it stays while it is used."""
 
-from __future__ import annotations
-
 import asyncio
-import contextlib
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from tests.support.builders import Shown, crowd
 from tests.support.secured import USERS, write_config
-from tests.support.serving import LOOPBACK, run
+from tests.support.serving import LOOPBACK, connected
 from vramledger.config import Config
 from vramledger.web import app
 from vramledger.web.access import access_control
@@ -23,15 +21,13 @@ from vramledger.web.app import serve
 SCRAPE = b"GET /metrics HTTP/1.1\r\nHost: localhost:1\r\nUser-Agent: Prometheus/3.0.0\r\n\r\n"
 
 
-@dataclass
-class Connection:
+class Connection(NamedTuple):
     """One connection to a server."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
     def send(self, data: bytes) -> None:
-        """Send bytes."""
         self.writer.write(data)
 
     async def answer(self) -> tuple[bytes, bytes]:
@@ -42,47 +38,32 @@ class Connection:
         return head, await self.reader.readexactly(int(length[1]))
 
     async def ask(self, data: bytes) -> tuple[bytes, bytes]:
-        """Send bytes, and return the next answer."""
         self.send(data)
         return await self.answer()
 
 
 @asynccontextmanager
-async def connected(config: Config = LOOPBACK) -> AsyncIterator[Connection]:
+async def kept(config: Config = LOOPBACK) -> AsyncIterator[Connection]:
     """Serve, and open one connection."""
-    async with serve(config, Shown(crowd(1, 2))) as (address,):
-        reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
-        try:
-            yield Connection(reader, writer)
-        finally:
-            writer.close()
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
+    async with serve(config, Shown(crowd(1, 2))) as (address,), connected(address.port) as pair:
+        yield Connection(*pair)
 
 
-def test_many_at_once_are_answered_one_by_one() -> None:
+async def test_many_at_once_are_answered_one_by_one() -> None:
     """Requests that are sent before the answer to the first each get theirs."""
-
-    async def test() -> None:
-        async with connected() as connection:
-            await connection.ask(SCRAPE)
-            connection.send(SCRAPE * 3)
-            heads = [(await connection.answer())[0] for _ in range(3)]
-            assert all(head.startswith(b"HTTP/1.1 200 OK") for head in heads)
-
-    run(test)
+    async with kept() as connection:
+        await connection.ask(SCRAPE)
+        connection.send(SCRAPE * 3)
+        heads = [(await connection.answer())[0] for _ in range(3)]
+        assert all(head.startswith(b"HTTP/1.1 200 OK") for head in heads)
 
 
-def test_another_name_is_refused() -> None:
+async def test_another_name_is_refused() -> None:
     """On a connection that has scraped, a request with a foreign name is refused."""
-
-    async def test() -> None:
-        async with connected() as connection:
-            await connection.ask(SCRAPE)
-            connection.send(SCRAPE.replace(b"localhost", b"evil.example"))
-            assert (await connection.reader.readline()).split()[1] != b"200"
-
-    run(test)
+    async with kept() as connection:
+        await connection.ask(SCRAPE)
+        connection.send(SCRAPE.replace(b"localhost", b"evil.example"))
+        assert (await connection.reader.readline()).split()[1] != b"200"
 
 
 @pytest.mark.parametrize(
@@ -90,58 +71,40 @@ def test_another_name_is_refused() -> None:
     [(USERS, b"401"), ("rate_limit: {interval: 1h, burst: 0}", b"429")],
     ids=["users", "rate"],
 )
-def test_new_rules_hold_for_the_next_request(
+async def test_new_rules_hold_for_the_next_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, refused: bytes
 ) -> None:
     """Once the file has rules, the next scrape of the same connection is refused."""
     monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
     file = tmp_path / "web.yml"
     write_config(file, "{}")
-
-    async def test() -> None:
-        async with connected(replace(LOOPBACK, web_config=file)) as connection:
-            await connection.ask(SCRAPE)
-            write_config(file, text)
-            status = b"200"
-            while status == b"200":
-                connection.send(SCRAPE)
-                status = (await connection.reader.readline()).split()[1]
-                if status == b"200":
-                    length = re.search(
-                        rb"Content-Length: (\d+)", await connection.reader.readuntil(b"\r\n\r\n")
-                    )
-                    assert length is not None
-                    await connection.reader.readexactly(int(length[1]))
-            assert status == refused
-
-    run(test)
+    async with kept(replace(LOOPBACK, web_config=file)) as connection:
+        await connection.ask(SCRAPE)
+        write_config(file, text)
+        status = b"200"
+        while status == b"200":
+            head, _ = await connection.ask(SCRAPE)
+            status = head.split()[1]
+        assert status == refused
 
 
-def test_the_rate_limit_counts_each_scrape(tmp_path: Path) -> None:
+async def test_the_rate_limit_counts_each_scrape(tmp_path: Path) -> None:
     """With a rate limit every scrape takes a token."""
     file = tmp_path / "web.yml"
     write_config(file, "rate_limit: {interval: 1h, burst: 2}")
-
-    async def test() -> None:
-        async with connected(replace(LOOPBACK, web_config=file)) as connection:
-            heads = [(await connection.ask(SCRAPE))[0] for _ in range(3)]
-            assert [head.split()[1] for head in heads] == [b"200", b"200", b"429"]
-
-    run(test)
+    async with kept(replace(LOOPBACK, web_config=file)) as connection:
+        heads = [(await connection.ask(SCRAPE))[0] for _ in range(3)]
+        assert [head.split()[1] for head in heads] == [b"200", b"200", b"429"]
 
 
-def test_a_connection_that_is_used_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_is_used_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that goes on scraping is not closed as unused."""
     monkeypatch.setattr(app, "_KEEP_ALIVE", 0.4)
-
-    async def test() -> None:
-        loop = asyncio.get_running_loop()
-        async with connected() as connection:
-            end = loop.time() + 1.2
-            while loop.time() < end:
-                head, _ = await connection.ask(SCRAPE)
-                assert head.startswith(b"HTTP/1.1 200 OK")
-                await asyncio.sleep(0.02)
-            assert await connection.reader.read() == b""  # unused from now on
-
-    run(test)
+    loop = asyncio.get_running_loop()
+    async with kept() as connection:
+        end = loop.time() + 1.2
+        while loop.time() < end:
+            head, _ = await connection.ask(SCRAPE)
+            assert head.startswith(b"HTTP/1.1 200 OK")
+            await asyncio.sleep(0.02)
+        assert await connection.reader.read() == b""  # unused from now on

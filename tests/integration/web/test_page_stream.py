@@ -1,89 +1,64 @@
 """The stream of the live page: one render for all viewers, limited for each, complete when necessary."""
 
-from __future__ import annotations
-
 import asyncio
-import contextlib
 import json
-import zlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+import aiohttp
 import pytest
 
 from tests.support.builders import MIB, NOW, Shown, agent, crowd, device, failed, holding, snapshot
-from tests.support.serving import run, served, until
+from tests.support.serving import connected, served, until_answered
 from vramledger.model.snapshot import Snapshot, State
 from vramledger.web import page_stream
 from vramledger.web.page_rows import changed_rows, page_rows
 
 
 class Stream:
-    """One open stream, read by hand; applies events as the page does."""
+    """One open stream; applies events as the page does."""
 
-    def __init__(self, reader: asyncio.StreamReader, *, packed: bool, chunked: bool) -> None:
+    def __init__(self, content: aiohttp.StreamReader) -> None:
         self.rows: dict[str, Any] = {}
-        self.events: list[Any] = []
-        self._reader = reader
-        self._unpack = zlib.decompressobj(zlib.MAX_WBITS + 16) if packed else None
-        self._chunked = chunked
-        self._text = b""
+        self._content = content
 
     async def next(self) -> Any:  # noqa: ANN401 a JSON document
-        """Return the next event with content, and apply it."""
-        while True:
-            while b"\n\n" in self._text:
-                block, _, self._text = self._text.partition(b"\n\n")
-                if not block.startswith(b"data: "):
-                    continue
-                event = json.loads(block[6:])
-                self.events.append(event)
-                if event["full"]:
-                    self.rows = {}
-                self.rows.update(event["rows"])
-                for key in event["gone"]:
-                    del self.rows[key]
-                return event
-            self._text += await self._more()
+        """Return the next event with content, and apply it; raises EOFError at the end."""
+        while not (block := await self._content.readuntil(b"\n\n")).startswith(b"data: "):
+            if not block:
+                raise EOFError
+        event = json.loads(block[6:])
+        self.rows = {**({} if event["full"] else self.rows), **event["rows"]}
+        for key in event["gone"]:
+            del self.rows[key]
+        return event
 
     async def to_the_end(self) -> None:
-        """Read until the stream ends, which raises."""
         while True:
             await self.next()
 
-    async def _more(self) -> bytes:
-        if self._chunked:
-            size = int(await self._reader.readuntil(b"\r\n"), 16)
-            data = (await self._reader.readexactly(size + 2))[:-2]
-        else:
-            data = await self._reader.read(1 << 16)
-        if not data:
-            raise EOFError
-        return self._unpack.decompress(data) if self._unpack else data
-
-
-async def closed(writer: asyncio.StreamWriter) -> None:
-    """Close a connection, even with unread data."""
-    writer.transport.abort()
-    with contextlib.suppress(ConnectionError):
-        await writer.wait_closed()
+    async def until_changed(self) -> Any:  # noqa: ANN401 a JSON document
+        """Return the next event with rows."""
+        while not (event := await self.next())["rows"]:
+            pass
+        return event
 
 
 @asynccontextmanager
-async def stream(port: int, *, packed: bool = False, version: str = "1.1") -> AsyncIterator[Stream]:
+async def stream(
+    port: int, *, packed: bool = False, version: aiohttp.HttpVersion = aiohttp.HttpVersion11
+) -> AsyncIterator[Stream]:
     """Open a stream as a browser does, or as a proxy that speaks HTTP/1.0."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    accept = "Accept-Encoding: gzip\r\n" if packed else ""
-    writer.write(f"GET /api/v1/events HTTP/{version}\r\nHost: localhost\r\n{accept}\r\n".encode())
-    head = await reader.readuntil(b"\r\n\r\n")
-    assert b" 200 " in head.splitlines()[0]
-    assert b"text/event-stream" in head
-    try:
-        yield Stream(reader, packed=packed, chunked=b"chunked" in head)
-    finally:
-        await closed(writer)
+    url, coding = f"http://127.0.0.1:{port}/api/v1/events", "gzip" if packed else "identity"
+    async with (
+        aiohttp.ClientSession(version=version, read_bufsize=1 << 24) as session,
+        session.get(url, headers={"Accept-Encoding": coding}) as answer,
+    ):
+        assert (answer.status, answer.content_type) == (200, "text/event-stream")
+        assert answer.headers.get("Content-Encoding", "identity") == coding
+        yield Stream(answer.content)
 
 
 @pytest.fixture(autouse=True)
@@ -98,28 +73,20 @@ def without_growth(found: dict[str, Any]) -> Any:  # noqa: ANN401 a JSON documen
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
-def test_a_viewer_gets_all_and_then_what_changes(version: str, *, packed: bool) -> None:
+@pytest.mark.parametrize("version", [aiohttp.HttpVersion10, aiohttp.HttpVersion11], ids=["1.0", "1.1"])
+async def test_a_viewer_gets_all_and_then_what_changes(version: aiohttp.HttpVersion, *, packed: bool) -> None:
     """The first event has every row, the next ones only changed rows, and they add up; also compressed."""
-
-    async def test() -> None:
-        shown = Shown(crowd(2, 8))
-        async with served(shown) as client, stream(client.port, packed=packed, version=version) as viewer:
-            first = await viewer.next()
-            assert first["full"]
-            assert len(first["rows"]) == 1 + 2 + 16
-            for serial, turn, seconds in (
-                (2, 0, 61),
-                (3, 1, 62),
-            ):  # the second of two samples: growth is known
-                shown.snapshot = replace(crowd(2, 8, turn=turn, serial=serial), time=NOW + seconds)
-                while not (event := await viewer.next())["rows"]:
-                    pass
-                assert not event["full"]
-            assert 0 < len(event["rows"]) < len(first["rows"])
-            assert without_growth(viewer.rows) == without_growth(page_rows(shown.snapshot, {}, ready=True))
-
-    run(test)
+    shown = Shown(crowd(2, 8))
+    async with served(shown) as client, stream(client.port, packed=packed, version=version) as viewer:
+        first = await viewer.next()
+        assert first["full"]
+        assert len(first["rows"]) == 1 + 2 + 16
+        for serial, turn, seconds in ((2, 0, 61), (3, 1, 62)):  # the second of two samples: growth is known
+            shown.snapshot = replace(crowd(2, 8, turn=turn, serial=serial), time=NOW + seconds)
+            event = await viewer.until_changed()
+            assert not event["full"]
+        assert 0 < len(event["rows"]) < len(first["rows"])
+        assert without_growth(viewer.rows) == without_growth(page_rows(shown.snapshot, {}, ready=True))
 
 
 def test_what_counts_seconds_does_not_change_rows() -> None:
@@ -160,7 +127,7 @@ def test_an_agent_at_work_does_not_change_rows() -> None:
     assert shown[f"{uuid}/7"]["working_now"] is True
 
 
-def test_one_render_serves_all_viewers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_render_serves_all_viewers(monkeypatch: pytest.MonkeyPatch) -> None:
     """With any number of viewers each sample is rendered once, and each viewer gets the same."""
     rendered: list[int] = []
 
@@ -169,45 +136,30 @@ def test_one_render_serves_all_viewers(monkeypatch: pytest.MonkeyPatch) -> None:
         return page_rows(shot, *arguments, **named)
 
     monkeypatch.setattr(page_stream, "page_rows", counted)
-
-    async def test() -> None:
-        shown = Shown(crowd(1, 4))
-        async with served(shown) as client:
-            viewers = [stream(client.port) for _ in range(20)]
-            opened = [await each.__aenter__() for each in viewers]
-            assert all([(await each.next())["full"] for each in opened])
-            for serial in (2, 3):
-                shown.snapshot = crowd(1, 4, turn=serial, serial=serial)
-                for one in opened:
-                    while not (await one.next())["rows"]:
-                        pass
-            assert all(one.rows == opened[0].rows for one in opened)
-            for manager in viewers:
-                await manager.__aexit__(None, None, None)
-        assert rendered == [1, 2, 3]
-
-    run(test)
+    shown = Shown(crowd(1, 4))
+    async with served(shown) as client, AsyncExitStack() as stack:
+        opened = [await stack.enter_async_context(stream(client.port)) for _ in range(20)]
+        assert all([(await each.next())["full"] for each in opened])
+        for serial in (2, 3):
+            shown.snapshot = crowd(1, 4, turn=serial, serial=serial)
+            for one in opened:
+                await one.until_changed()
+        assert all(one.rows == opened[0].rows for one in opened)
+    assert rendered == [1, 2, 3]
 
 
-def test_a_viewer_that_reads_nothing_costs_the_others_nothing() -> None:
+async def test_a_viewer_that_reads_nothing_costs_the_others_nothing() -> None:
     """A viewer that does not read does not delay others, and does not delay the exporter's stop."""
-
-    async def test() -> None:
-        shown = Shown(crowd(8, 64))
-        async with served(shown) as client:
-            reader, writer = await asyncio.open_connection("127.0.0.1", client.port, limit=1024)
-            writer.write(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            await reader.readuntil(b"\r\n\r\n")
-            async with stream(client.port) as viewer:
-                await viewer.next()
-                for serial in range(2, 40):
-                    shown.snapshot = crowd(8, 64, turn=serial, serial=serial)
-                    while not (event := await viewer.next())["rows"]:
-                        pass
-                    assert not event["full"]
-            await closed(writer)
-
-    run(test)
+    shown = Shown(crowd(8, 64))
+    request = b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    async with served(shown) as client, connected(client.port, request) as (reader, _):
+        await reader.readuntil(b"\r\n\r\n")
+        async with stream(client.port) as viewer:
+            await viewer.next()
+            for serial in range(2, 40):
+                shown.snapshot = crowd(8, 64, turn=serial, serial=serial)
+                event = await viewer.until_changed()
+                assert not event["full"]
 
 
 class Full(asyncio.Transport):
@@ -241,61 +193,41 @@ def test_a_viewer_that_stalls_is_skipped_and_then_dropped() -> None:
     assert viewer.ended.is_set()
 
 
-def test_a_failure_takes_the_devices_away() -> None:
+async def test_a_failure_takes_the_devices_away() -> None:
     """After a failed sample there is no row of a device or holder, and the host's row says why."""
-
-    async def test() -> None:
-        shown = Shown(crowd(1, 2))
-        async with served(shown) as client, stream(client.port) as viewer:
+    shown = Shown(crowd(1, 2))
+    async with served(shown) as client, stream(client.port) as viewer:
+        await viewer.next()
+        shown.snapshot = replace(failed(), serial=2)
+        while viewer.rows.keys() != {""}:
             await viewer.next()
-            shown.snapshot = replace(failed(), serial=2)
-            while viewer.rows.keys() != {""}:
-                await viewer.next()
-            assert viewer.rows[""]["up"] is False
-            assert viewer.rows[""]["failure"]["reason"] == "no-library"
-
-    run(test)
+        assert viewer.rows[""]["up"] is False
+        assert viewer.rows[""]["failure"]["reason"] == "no-library"
 
 
-def test_silence_is_filled() -> None:
+async def test_silence_is_filled() -> None:
     """Without a new sample an empty event is sent, so that a viewer knows that the exporter runs."""
-
-    async def test() -> None:
-        async with served(Shown(crowd(1, 1))) as client, stream(client.port) as viewer:
-            await viewer.next()
-            assert await viewer.next() == {"full": False, "rows": {}, "gone": []}
-
-    run(test)
+    async with served(Shown(crowd(1, 1))) as client, stream(client.port) as viewer:
+        await viewer.next()
+        assert await viewer.next() == {"full": False, "rows": {}, "gone": []}
 
 
-def test_viewers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_viewers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Above the limit a stream is refused; when a viewer leaves there is room again."""
     monkeypatch.setattr(page_stream, "VIEWERS_MAX", 1)
-
-    async def test() -> None:
-        async with served(Shown(crowd(1, 1))) as client:
-            async with stream(client.port) as viewer:
-                await viewer.next()
-                assert (await client.ask("/api/v1/events")).status == 503
-
-            async def room() -> bool:
-                return (await client.ask("/api/v1/events", "HEAD")).status == 200
-
-            await until(room)
-
-    run(test)
-
-
-def test_streams_end_when_the_exporter_stops() -> None:
-    """An open stream does not prevent the exporter's stop, and ends in order."""
-
-    async def test() -> None:
-        async with served(Shown(snapshot(device(0, [holding(1, MIB)])))) as client:
-            manager = stream(client.port)
-            viewer = await manager.__aenter__()
+    async with served(Shown(crowd(1, 1))) as client:
+        async with stream(client.port) as viewer:
             await viewer.next()
-        with pytest.raises((EOFError, ConnectionError, asyncio.IncompleteReadError)):
-            await viewer.to_the_end()
-        await manager.__aexit__(None, None, None)
+            assert (await client.ask("/api/v1/events")).status == 503
 
-    run(test)
+        await until_answered(lambda: client.ask("/api/v1/events", "HEAD"), 200)
+
+
+async def test_streams_end_when_the_exporter_stops() -> None:
+    """An open stream does not prevent the exporter's stop, and ends in order."""
+    async with AsyncExitStack() as stack:
+        async with served(Shown(snapshot(device(0, [holding(1, MIB)])))) as client:
+            viewer = await stack.enter_async_context(stream(client.port))
+            await viewer.next()
+        with pytest.raises((EOFError, aiohttp.ClientError)):
+            await viewer.to_the_end()

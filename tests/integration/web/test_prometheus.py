@@ -1,7 +1,5 @@
 """A real Prometheus scrapes the exporter, and stores the snapshot's values to the last digit."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
@@ -19,7 +17,7 @@ from tests.support.certificates import Authority
 from tests.support.ports import free_port
 from tests.support.requirements import require_tool
 from tests.support.secured import USERS, serve_secured, trusting
-from tests.support.serving import Client, client, run, served, until
+from tests.support.serving import Client, client, served
 from vramledger.metrics.exposition import negotiate_format
 from vramledger.web import scrape
 
@@ -44,14 +42,9 @@ async def prometheus(
     (home / "prometheus.yml").write_text(CONFIG.format(port=port, how=how), encoding="utf-8")
     own = free_port()
     with (home / "log").open("wb") as log:
-        child = await asyncio.create_subprocess_exec(
-            program,
-            f"--config.file={home / 'prometheus.yml'}",
-            f"--storage.tsdb.path={home / 'data'}",
-            f"--web.listen-address=127.0.0.1:{own}",
-            stdout=log,
-            stderr=log,
-        )
+        files = (f"--config.file={home / 'prometheus.yml'}", f"--storage.tsdb.path={home / 'data'}")
+        listening = f"--web.listen-address=127.0.0.1:{own}"
+        child = await asyncio.create_subprocess_exec(program, *files, listening, stdout=log, stderr=log)
     try:
         async with client(own) as each:
             yield each
@@ -72,13 +65,14 @@ async def query(api: Client, expression: str) -> dict[Key, float]:
     return {frozenset(each["metric"].items()): float(each["value"][1]) for each in series}
 
 
-async def is_up(api: Client) -> bool:
-    """Tell whether Prometheus has scraped the exporter."""
-    return list((await query(api, "up")).values()) == [1.0]
+async def until_up(api: Client, up: float) -> None:
+    """Wait until Prometheus says whether it could scrape the exporter."""
+    while list((await query(api, "up")).values()) != [up]:  # noqa: ASYNC110 another process
+        await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("protocol", ["openmetrics", "text"])
-def test_prometheus_holds_the_snapshot(
+async def test_prometheus_holds_the_snapshot(
     protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In either format up is 1, and exactly the snapshot's series exist, with their exact values."""
@@ -92,29 +86,25 @@ def test_prometheus_holds_the_snapshot(
 
     monkeypatch.setattr(scrape, "negotiate_format", negotiated)
     shown = Shown(crowd(2, 8))
+    async with served(shown) as exporter, prometheus(program, tmp_path, exporter.port) as api:
+        await until_up(api, 1.0)
+        found = await query(api, f'{{__name__=~"{SERIES}"}}')
+        page = (await exporter.ask("/metrics")).text
+        assert formats[0] == (protocol == "openmetrics")
 
-    async def test() -> None:
-        async with served(shown) as exporter, prometheus(program, tmp_path, exporter.port) as api:
-            await until(lambda: is_up(api))
-            found = await query(api, f'{{__name__=~"{SERIES}"}}')
-            page = (await exporter.ask("/metrics")).text
-            assert formats[0] == (protocol == "openmetrics")
-
-        target = {"instance": f"127.0.0.1:{exporter.port}", "job": "vramledger"}
-        expected: dict[Key, float] = {}
-        for family in text_string_to_metric_families(page):
-            for sample in family.samples:
-                if re.fullmatch(SERIES, sample.name):
-                    labels = {name: value for name, value in sample.labels.items() if value}
-                    expected[frozenset({"__name__": sample.name, **labels, **target}.items())] = sample.value
-        assert len(expected) > 150
-        assert found == expected
-
-    run(test)
+    target = {"instance": f"127.0.0.1:{exporter.port}", "job": "vramledger"}
+    expected: dict[Key, float] = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            if re.fullmatch(SERIES, sample.name):
+                labels = {name: value for name, value in sample.labels.items() if value}
+                expected[frozenset({"__name__": sample.name, **labels, **target}.items())] = sample.value
+    assert len(expected) > 150
+    assert found == expected
 
 
 @pytest.mark.parametrize(("password", "up"), [("wonder", True), ("wrong", False)])
-def test_prometheus_gets_in(tmp_path: Path, password: str, up: bool) -> None:
+async def test_prometheus_gets_in(tmp_path: Path, password: str, up: bool) -> None:
     """With its certificate and the password Prometheus has our data; with a wrong password it has none."""
     program = require_tool("prometheus")
     authority = Authority(tmp_path)
@@ -128,21 +118,9 @@ def test_prometheus_gets_in(tmp_path: Path, password: str, up: bool) -> None:
         f"scheme: https\n    basic_auth: {{username: alice, password: {password}}}\n    tls_config: "
         f"{{ca_file: {authority.pair.certificate}, cert_file: {own.certificate}, key_file: {own.key}}}"
     )
-
-    async def test() -> None:
-        async with (
-            serve_secured(tmp_path / "web.yml", text, trusting(authority.pair, own)) as exporter,
-            prometheus(program, tmp_path, exporter.port, how) as api,
-        ):
-            if up:
-                await until(lambda: is_up(api))
-                assert await query(api, "vramledger_up") != {}
-                return
-
-            async def tried() -> bool:
-                return list((await query(api, "up")).values()) == [0.0]
-
-            await until(tried)
-            assert await query(api, "vramledger_up") == {}
-
-    run(test)
+    async with (
+        serve_secured(tmp_path / "web.yml", text, trusting(authority.pair, own)) as exporter,
+        prometheus(program, tmp_path, exporter.port, how) as api,
+    ):
+        await until_up(api, float(up))
+        assert bool(await query(api, "vramledger_up")) == up

@@ -1,14 +1,11 @@
 """Renders are shared: a page of a snapshot is written once for all requests."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable
 
 import pytest
 
-from tests.support.serving import run
 from vramledger.model.snapshot import Snapshot
 from vramledger.web.scrape import RenderCache
 
@@ -25,164 +22,114 @@ def counted(calls: list[str], name: str, gate: threading.Event | None = None) ->
     return make
 
 
-def test_one_render_for_all_who_ask_for_the_same() -> None:
+async def test_one_render_for_all_who_ask_for_the_same() -> None:
     """Requests during or after a render of a snapshot share it; another page or snapshot has its own."""
+    calls: list[str] = []
+    gate = threading.Event()
+    renders = RenderCache(clock=lambda: 0.0)
+    asked = [renders.share(Snapshot(1), "text", counted(calls, "a", gate)) for _ in range(5)]
+    first = list(map(asyncio.create_task, asked))
+    await asyncio.sleep(0)
+    gate.set()
 
-    async def test() -> None:
-        calls: list[str] = []
-        gate = threading.Event()
-        renders = RenderCache(clock=lambda: 0.0)
-        first = [
-            asyncio.create_task(renders.share(Snapshot(1), "text", counted(calls, "a", gate)))
-            for _ in range(5)
-        ]
-        await asyncio.sleep(0)
-        gate.set()
-
-        assert await asyncio.gather(*first) == [b"a"] * 5
-        assert await renders.share(Snapshot(1), "text", counted(calls, "b")) == b"a"
-        assert await renders.share(Snapshot(1), "gzip", counted(calls, "c")) == b"c"
-        assert await renders.share(Snapshot(2), "text", counted(calls, "d")) == b"d"
-        assert calls == ["a", "c", "d"]
-        renders.close()
-
-    run(test)
+    assert await asyncio.gather(*first) == [b"a"] * 5
+    assert await renders.share(Snapshot(1), "text", counted(calls, "b")) == b"a"
+    assert await renders.share(Snapshot(1), "gzip", counted(calls, "c")) == b"c"
+    assert await renders.share(Snapshot(2), "text", counted(calls, "d")) == b"d"
+    assert calls == ["a", "c", "d"]
+    renders.close()
 
 
-def test_a_page_that_was_quick_needs_no_thread() -> None:
+async def test_a_page_that_was_quick_needs_no_thread() -> None:
     """A page is rendered in the loop after it was quick, otherwise in a thread; all share it."""
+    threads: list[str] = []
+    ended = threading.Event()
 
-    async def test() -> None:
-        threads: list[str] = []
-        ended = threading.Event()
+    def make(*, slow: bool) -> Callable[[], bytes]:
+        def render() -> bytes:
+            threads.append(threading.current_thread().name)
+            if slow:
+                assert ended.wait(0.05) is False
+            return b"page"
 
-        def make(*, slow: bool) -> Callable[[], bytes]:
-            def render() -> bytes:
-                threads.append(threading.current_thread().name)
-                if slow:
-                    assert ended.wait(0.05) is False
-                return b"page"
+        return render
 
-            return render
-
-        renders = RenderCache(clock=lambda: 0.0)
-        for serial, slow in enumerate((False, False, True, False, False)):
-            pages = [renders.share(Snapshot(serial), "text", make(slow=slow)) for _ in range(3)]
-            assert await asyncio.gather(*pages) == [b"page"] * 3
-        renders.close()
-        in_loop = [name == threading.main_thread().name for name in threads]
-        assert in_loop == [False, True, True, False, True]
-
-    run(test)
+    renders = RenderCache(clock=lambda: 0.0)
+    for serial, slow in enumerate((False, False, True, False, False)):
+        pages = [renders.share(Snapshot(serial), "text", make(slow=slow)) for _ in range(3)]
+        assert await asyncio.gather(*pages) == [b"page"] * 3
+    renders.close()
+    in_loop = [name == threading.main_thread().name for name in threads]
+    assert in_loop == [False, True, True, False, True]
 
 
-def test_a_quick_render_that_fails_is_not_kept() -> None:
-    """Its error is that of the request, and the next one renders again."""
-
-    async def test() -> None:
-        renders = RenderCache(clock=lambda: 0.0)
-        await renders.share(Snapshot(1), "text", lambda: b"quick")
-
-        def fail() -> bytes:
-            message = "torn"
-            raise RuntimeError(message)
-
-        with pytest.raises(RuntimeError, match="torn"):
-            await renders.share(Snapshot(2), "text", fail)
-        assert await renders.share(Snapshot(2), "text", lambda: b"healed") == b"healed"
-        renders.close()
-
-    run(test)
-
-
-def test_a_render_is_used_for_a_second_at_most() -> None:
-    """A page of the same snapshot is rendered again a second later: our own figures change."""
-
-    async def test() -> None:
-        now = 10.0
-        calls: list[str] = []
-        renders = RenderCache(clock=lambda: now)
-        await renders.share(Snapshot(1), "text", counted(calls, "a"))
-        now = 11.0
-
-        assert await renders.share(Snapshot(1), "text", counted(calls, "b")) == b"b"
-        renders.close()
-
-    run(test)
-
-
-def test_a_snapshot_without_its_data_has_a_render_of_its_own() -> None:
-    """After a suspend, during which our clock may stop, an earlier page is not shown as current."""
-
-    async def test() -> None:
-        calls: list[str] = []
-        renders = RenderCache(clock=lambda: 0.0)
-        await renders.share(Snapshot(1, up=True), "text", counted(calls, "a"))
-        blanked = Snapshot(1, up=False, failure=("timeout", "the exporter was stopped"))
-
-        assert await renders.share(blanked, "text", counted(calls, "b")) == b"b"
-        assert await renders.share(Snapshot(1, up=False), "text", counted(calls, "c")) == b"c"
-        renders.close()
-
-    run(test)
-
-
-def test_who_leaves_does_not_take_the_render_away() -> None:
-    """When the first of two clients is cancelled, the second still gets the page."""
-
-    async def test() -> None:
-        calls: list[str] = []
-        gate = threading.Event()
-        renders = RenderCache(clock=lambda: 0.0)
-        first = asyncio.create_task(renders.share(Snapshot(1), "text", counted(calls, "a", gate)))
-        second = asyncio.create_task(renders.share(Snapshot(1), "text", counted(calls, "b", gate)))
-        await asyncio.sleep(0)
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        gate.set()
-
-        assert await second == b"a"
-        renders.close()
-
-    run(test)
-
-
-def test_a_failed_render_is_not_kept() -> None:
+@pytest.mark.parametrize("quick", [False, True], ids=["in a thread", "in the loop"])
+async def test_a_failed_render_is_not_kept(*, quick: bool) -> None:
     """All that waited for it get its error, and the next request gets a new render."""
 
     def broken() -> bytes:
-        message = "torn"
-        raise ValueError(message)
+        raise ValueError("torn")
 
-    async def test() -> None:
-        calls: list[str] = []
-        renders = RenderCache(clock=lambda: 0.0)
-        both = await asyncio.gather(
-            *(renders.share(Snapshot(1), "x", broken) for _ in range(2)), return_exceptions=True
-        )
+    renders = RenderCache(clock=lambda: 0.0)
+    if quick:
+        await renders.share(Snapshot(0), "x", lambda: b"quick")
+    both = [renders.share(Snapshot(1), "x", broken) for _ in range(2)]
 
-        assert [str(each) for each in both] == ["torn", "torn"]
-        assert await renders.share(Snapshot(1), "x", counted(calls, "a")) == b"a"
-        renders.close()
-
-    run(test)
+    assert [str(each) for each in await asyncio.gather(*both, return_exceptions=True)] == ["torn", "torn"]
+    assert await renders.share(Snapshot(1), "x", lambda: b"healed") == b"healed"
+    renders.close()
 
 
-def test_invented_wishes_do_not_fill_the_memory() -> None:
+async def test_a_render_is_used_for_a_second_at_most() -> None:
+    """A page of the same snapshot is rendered again a second later: our own figures change."""
+    now = 10.0
+    calls: list[str] = []
+    renders = RenderCache(clock=lambda: now)
+    await renders.share(Snapshot(1), "text", counted(calls, "a"))
+    now = 11.0
+
+    assert await renders.share(Snapshot(1), "text", counted(calls, "b")) == b"b"
+    renders.close()
+
+
+async def test_a_snapshot_without_its_data_has_a_render_of_its_own() -> None:
+    """After a suspend, during which our clock may stop, an earlier page is not shown as current."""
+    calls: list[str] = []
+    renders = RenderCache(clock=lambda: 0.0)
+    await renders.share(Snapshot(1, up=True), "text", counted(calls, "a"))
+    blanked = Snapshot(1, up=False, failure=("timeout", "the exporter was stopped"))
+
+    assert await renders.share(blanked, "text", counted(calls, "b")) == b"b"
+    assert await renders.share(Snapshot(1, up=False), "text", counted(calls, "c")) == b"c"
+    renders.close()
+
+
+async def test_who_leaves_does_not_take_the_render_away() -> None:
+    """When the first of two clients is cancelled, the second still gets the page."""
+    calls: list[str] = []
+    gate = threading.Event()
+    renders = RenderCache(clock=lambda: 0.0)
+    first = asyncio.create_task(renders.share(Snapshot(1), "text", counted(calls, "a", gate)))
+    second = asyncio.create_task(renders.share(Snapshot(1), "text", counted(calls, "b", gate)))
+    await asyncio.sleep(0)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    gate.set()
+
+    assert await second == b"a"
+    renders.close()
+
+
+async def test_invented_wishes_do_not_fill_the_memory() -> None:
     """Only a few pages of one snapshot are kept, however many are requested; all requests are answered."""
+    calls: list[str] = []
+    renders = RenderCache(clock=lambda: 0.0)
+    for _ in range(2):
+        for number in range(100):
+            assert (
+                await renders.share(Snapshot(1), number, counted(calls, str(number))) == str(number).encode()
+            )
 
-    async def test() -> None:
-        calls: list[str] = []
-        renders = RenderCache(clock=lambda: 0.0)
-        for _ in range(2):
-            for number in range(100):
-                assert (
-                    await renders.share(Snapshot(1), number, counted(calls, str(number)))
-                    == str(number).encode()
-                )
-
-        assert len(calls) == 200 - 16
-        renders.close()
-
-    run(test)
+    assert len(calls) == 200 - 16
+    renders.close()

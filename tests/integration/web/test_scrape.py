@@ -1,7 +1,5 @@
 """The telemetry path and the probes, over HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import socket
@@ -12,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 from tests.support.builders import Shown, crowd, failed
-from tests.support.serving import LOOPBACK, Client, run, served, until
+from tests.support.serving import HEALTH, LOOPBACK, connected, served, until, until_answered
 from vramledger.metrics import devices
-from vramledger.metrics.contract import FAMILIES, collectors
+from vramledger.metrics.contract import collectors
 from vramledger.metrics.exposition import Exposition
 from vramledger.metrics.families import Collected
 from vramledger.model.snapshot import Snapshot
@@ -29,89 +27,69 @@ def steady() -> Exposition:
     return Exposition(0, lambda: None, clock=lambda: 0.0)
 
 
-def test_the_default_answer_is_text() -> None:
+async def test_the_default_answer_is_text() -> None:
     """A client without special headers gets text 0.0.4, uncompressed."""
+    async with served(Shown(crowd(1, 2))) as client:
+        answer = await client.ask("/metrics")
 
-    async def test() -> None:
-        async with served(Shown(crowd(1, 2))) as client:
-            answer = await client.ask("/metrics")
-
-        assert answer.status == 200
-        assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
-        assert answer.headers["Vary"] == "Accept, Accept-Encoding"
-        assert "Content-Encoding" not in answer.headers
-        assert "\nvramledger_up 1.0\n" in answer.text
-        assert "\nprocess_cpu_seconds_total " in answer.text
-
-    run(test)
+    assert answer.status == 200
+    assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert answer.headers["Vary"] == "Accept, Accept-Encoding"
+    assert "Content-Encoding" not in answer.headers
+    assert "\nvramledger_up 1.0\n" in answer.text
+    assert "\nprocess_cpu_seconds_total " in answer.text
 
 
-def test_openmetrics_and_gzip_on_request() -> None:
+async def test_openmetrics_and_gzip_on_request() -> None:
     """Format and compression follow the headers, in every combination, for the same page."""
+    openmetrics = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    async with served(Shown(crowd(1, 2)), exposition=steady()) as client:
+        plain = await client.ask(STEADY, Accept="application/openmetrics-text; version=1.0.0")
+        small = await client.ask(STEADY, Accept="application/openmetrics-text", Accept_Encoding="gzip")
+        text = await client.ask(STEADY, Accept_Encoding="gzip, deflate")
 
-    async def test() -> None:
-        openmetrics = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-        async with served(Shown(crowd(1, 2)), exposition=steady()) as client:
-            plain = await client.ask(STEADY, Accept="application/openmetrics-text; version=1.0.0")
-            small = await client.ask(STEADY, Accept="application/openmetrics-text", Accept_Encoding="gzip")
-            text = await client.ask(STEADY, Accept_Encoding="gzip, deflate")
-
-        assert plain.headers["Content-Type"] == small.headers["Content-Type"] == openmetrics
-        assert small.headers["Content-Encoding"] == text.headers["Content-Encoding"] == "gzip"
-        assert plain.text.endswith("\n# EOF\n")
-        assert gzip.decompress(small.body) == plain.body
-        assert gzip.decompress(text.body).startswith(b"# HELP vramledger_build_info ")
-
-    run(test)
+    assert plain.headers["Content-Type"] == small.headers["Content-Type"] == openmetrics
+    assert small.headers["Content-Encoding"] == text.headers["Content-Encoding"] == "gzip"
+    assert plain.text.endswith("\n# EOF\n")
+    assert gzip.decompress(small.body) == plain.body
+    assert gzip.decompress(text.body).startswith(b"# HELP vramledger_build_info ")
 
 
 @pytest.mark.parametrize("encoding", ["", "gzip"])
 @pytest.mark.parametrize("path", [STEADY, "/", "/-/healthy", "/-/ready"])
-def test_head_has_the_headers_of_get_and_no_body(path: str, encoding: str) -> None:
+async def test_head_has_the_headers_of_get_and_no_body(path: str, encoding: str) -> None:
     """HEAD answers as GET does, with the same length and without the body."""
+    async with served(Shown(crowd(1, 2)), exposition=steady()) as client:
+        got = await client.ask(path, Accept_Encoding=encoding)
+        head = await client.ask(path, "HEAD", Accept_Encoding=encoding)
 
-    async def test() -> None:
-        async with served(Shown(crowd(1, 2)), exposition=steady()) as client:
-            got = await client.ask(path, Accept_Encoding=encoding)
-            head = await client.ask(path, "HEAD", Accept_Encoding=encoding)
-
-        assert head.status == got.status == 200
-        assert head.body == b""
-        assert int(got.headers["Content-Length"]) == len(got.body) > 0
-        same = ("Content-Type", "Content-Length", "Content-Encoding", "Vary", "Server")
-        assert [head.headers.get(name) for name in same] == [got.headers.get(name) for name in same]
-
-    run(test)
+    assert head.status == got.status == 200
+    assert head.body == b""
+    assert int(got.headers["Content-Length"]) == len(got.body) > 0
+    same = ("Content-Type", "Content-Length", "Content-Encoding", "Vary", "Server")
+    assert [head.headers.get(name) for name in same] == [got.headers.get(name) for name in same]
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/", "/-/healthy", "/-/ready"])
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
-def test_only_get_and_head(path: str, method: str) -> None:
+async def test_only_get_and_head(path: str, method: str) -> None:
     """Any other method gets 405 with the allowed methods."""
+    async with served(Shown(crowd(1, 1))) as client:
+        answer = await client.ask(path, method)
 
-    async def test() -> None:
-        async with served(Shown(crowd(1, 1))) as client:
-            answer = await client.ask(path, method)
-
-        assert answer.status == 405
-        assert answer.headers["Allow"] == "GET, HEAD"
-        assert answer.text == "This path accepts only GET, HEAD.\n"
-
-    run(test)
+    assert answer.status == 405
+    assert answer.headers["Allow"] == "GET, HEAD"
+    assert answer.text == "This path accepts only GET, HEAD.\n"
 
 
 @pytest.mark.parametrize(
     ("query", "status", "says"),
     [
-        (
-            "collect[]=ledger&exclude[]=xid",
-            400,
-            "collect[] and exclude[] cannot be combined; give one of them\n",
-        ),
+        ("collect[]=ledger&exclude[]=xid", 400, "collect[] and exclude[] cannot be combined; give one of"),
         (
             "collect[]=nonsense",
             400,
-            "no collector of this name is on: 'nonsense'; these are on: agent, energy, exporter, hardware",
+            "no collector of this name is on: 'nonsense'; these are on: agent, energy",
         ),
         ("name[]=nothing", 200, ""),
         ("name[]=vramledger_up", 200, "# HELP vramledger_up "),
@@ -119,113 +97,64 @@ def test_only_get_and_head(path: str, method: str) -> None:
         ("collect%5B%5D=xid", 200, "# HELP vramledger_build_info "),
     ],
 )
-def test_filters(query: str, status: int, says: str) -> None:
+async def test_filters(query: str, status: int, says: str) -> None:
     """Filters select, one line names their faults, and an unknown name gives an empty page."""
+    async with served(Shown(crowd(1, 1))) as client:
+        answer = await client.ask(f"/metrics?{query}")
 
-    async def test() -> None:
-        async with served(Shown(crowd(1, 1))) as client:
-            answer = await client.ask(f"/metrics?{query}")
-
-        assert answer.status == status
-        assert answer.text.startswith(says)
-        assert bool(answer.text) == bool(says)
-        assert status == 200 or answer.text.count("\n") == 1
-
-    run(test)
+    assert answer.status == status
+    assert answer.text.startswith(says)
+    assert bool(answer.text) == bool(says)
+    assert status == 200 or answer.text.count("\n") == 1
 
 
-def test_filters_choose_families() -> None:
-    """collect[] keeps a collector's families, exclude[] drops them, and name[] keeps one family."""
+async def test_exclude_and_several_names_choose_families() -> None:
+    """exclude[] drops a collector's families, and name[] may be given twice."""
+    two = "name[]=vramledger_up&name[]=vramledger_device_up"
+    async with served(Shown(crowd(1, 1))) as client:
+        others, both = [(await client.ask(f"/metrics?{each}")).text for each in ("exclude[]=ledger", two)]
 
-    async def families(client: Client, query: str) -> set[str]:
-        page = (await client.ask(f"/metrics?{query}")).text
-        return {line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")}
-
-    async def test() -> None:
-        async with served(Shown(crowd(1, 1))) as client:
-            everything = await families(client, "")
-            ledger = await families(client, "collect[]=ledger")
-            others = await families(client, "exclude[]=ledger")
-            two = await families(client, "name[]=vramledger_up&name[]=vramledger_device_up")
-
-        of_ledger = {name for name, family in FAMILIES.items() if family.collector == "ledger"}
-        assert of_ledger & everything < ledger
-        assert others == everything - of_ledger
-        assert two == {"vramledger_up", "vramledger_device_up"}
-
-    run(test)
+    assert "# TYPE vramledger_build_info" in others
+    assert "# TYPE vramledger_device_memory_total_bytes" not in others
+    assert both.count("# TYPE") == 2
 
 
-def test_a_host_without_a_driver_is_healthy_and_says_so() -> None:
-    """Without a driver every page answers 200, and the metrics say up 0 with the reason."""
-
-    async def test() -> None:
-        async with served(Shown(failed("no-library"))) as client:
-            assert (await client.ask("/-/healthy")).status == 200
-            assert (await client.ask("/-/ready")).status == 200
-            page = await client.ask("/metrics")
-
-        assert page.status == 200
-        assert "\nvramledger_up 0.0\n" in page.text
-        assert 'vramledger_sample_failures_total{reason="no-library"} 1.0\n' in page.text
-
-    run(test)
-
-
-def test_ready_is_the_end_of_the_first_sample() -> None:
+async def test_ready_is_the_end_of_the_first_sample() -> None:
     """Before the first attempt at a sample has ended, /-/ready is 503 and /-/healthy 200."""
+    shown = Shown(ready=False)
+    async with served(shown) as client:
+        early = await client.ask("/-/ready")
+        assert (early.status, early.text.count("\n")) == (503, 1)
+        assert (await client.ask("/-/healthy")).status == 200
+        assert "\nvramledger_up 0.0\n" in (await client.ask("/metrics")).text
 
-    async def test() -> None:
-        shown = Shown(ready=False)
-        async with served(shown) as client:
-            early = await client.ask("/-/ready")
-            assert (early.status, early.text.count("\n")) == (503, 1)
-            assert (await client.ask("/-/healthy")).status == 200
-            assert "\nvramledger_up 0.0\n" in (await client.ask("/metrics")).text
-
-            shown.snapshot, shown.ready = failed(), True
-            assert (await client.ask("/-/ready")).status == 200
-
-    run(test)
+        shown.snapshot, shown.ready = failed(), True
+        assert (await client.ask("/-/ready")).status == 200
 
 
-def test_a_scrape_shows_the_newest_snapshot() -> None:
+async def test_a_scrape_shows_the_newest_snapshot() -> None:
     """A snapshot that is published between two scrapes is in the second."""
-
-    async def test() -> None:
-        shown = Shown(crowd(1, 2))
-        async with served(shown) as client:
-            assert "\nvramledger_up 1.0\n" in (await client.ask("/metrics")).text
-            shown.snapshot = replace(failed(), serial=2)
-            assert "\nvramledger_up 0.0\n" in (await client.ask("/metrics")).text
-
-    run(test)
+    shown = Shown(crowd(1, 2))
+    async with served(shown) as client:
+        assert "\nvramledger_up 1.0\n" in (await client.ask("/metrics")).text
+        shown.snapshot = replace(failed(), serial=2)
+        assert "\nvramledger_up 0.0\n" in (await client.ask("/metrics")).text
 
 
-def test_other_paths_are_404_in_one_line() -> None:
+async def test_other_paths_are_404_in_one_line() -> None:
     """Other paths do not exist, and the answer says where the metrics are."""
-
-    async def test() -> None:
-        async with served(Shown(), replace(LOOPBACK, telemetry_path="/gpu/metrics")) as client:
-            for path in ("/metrics", "/-/reload", "/metrics/", "/favicon.ico"):
-                answer = await client.ask(path)
-                assert (answer.status, answer.text) == (
-                    404,
-                    "There is nothing here; the metrics are at /gpu/metrics\n",
-                )
-            assert (await client.ask("/gpu/metrics")).status == 200
-
-    run(test)
+    async with served(Shown(), replace(LOOPBACK, telemetry_path="/gpu/metrics")) as client:
+        for path in ("/metrics", "/-/reload", "/metrics/", "/favicon.ico"):
+            answer = await client.ask(path)
+            assert answer.status == 404
+            assert answer.text == "There is nothing here; the metrics are at /gpu/metrics\n"
+        assert (await client.ask("/gpu/metrics")).status == 200
 
 
-def test_metrics_may_be_at_the_root() -> None:
+async def test_metrics_may_be_at_the_root() -> None:
     """With --web.telemetry-path=/ the metrics replace the landing page."""
-
-    async def test() -> None:
-        async with served(Shown(), replace(LOOPBACK, telemetry_path="/")) as client:
-            assert "\nvramledger_up 0.0\n" in (await client.ask("/")).text
-
-    run(test)
+    async with served(Shown(), replace(LOOPBACK, telemetry_path="/")) as client:
+        assert "\nvramledger_up 0.0\n" in (await client.ask("/")).text
 
 
 class Gate:
@@ -236,170 +165,106 @@ class Gate:
         self.entered = 0
 
     def __call__(self, shot: Snapshot) -> Collected:
-        """Collect the ledger, as soon as the gate is open."""
         self.entered += 1
         assert self.open.wait(20), "the test never opened the gate"
         return devices.collect(shot, "ledger")
 
     async def reached(self) -> None:
-        """Return when a collector waits at the gate."""
-
         async def entered() -> bool:
             return self.entered > 0
 
         await until(entered)
 
 
-def test_beyond_max_requests_is_503_at_once() -> None:
+async def test_beyond_max_requests_is_503_at_once() -> None:
     """While --web.max-requests scrapes run, the next one gets one line and 503; probes still answer."""
+    gate = Gate()
+    slow = Exposition(0, lambda: None, collect={**collectors(0), "ledger": gate})
+    async with served(Shown(crowd(1, 1)), replace(LOOPBACK, max_requests=1), slow) as client:
+        running = asyncio.create_task(client.ask(STEADY))
+        await gate.reached()
+        refused = await client.ask("/metrics")
+        alive = await client.ask("/-/healthy")
+        gate.open.set()
+        done = await running
+        after = await client.ask("/metrics")
 
-    async def test() -> None:
-        gate = Gate()
-        slow = Exposition(0, lambda: None, collect={**collectors(0), "ledger": gate})
-        async with served(Shown(crowd(1, 1)), replace(LOOPBACK, max_requests=1), slow) as client:
-            running = asyncio.create_task(client.ask(STEADY))
-            await gate.reached()
-            refused = await client.ask("/metrics")
-            alive = await client.ask("/-/healthy")
-            gate.open.set()
-            done = await running
-            after = await client.ask("/metrics")
-
-        assert refused.status == 503
-        assert refused.text == "--web.max-requests=1 is reached; try again later.\n"
-        assert [answer.status for answer in (alive, done, after)] == [200] * 3
-
-    run(test)
+    assert refused.status == 503
+    assert refused.text == "--web.max-requests=1 is reached; try again later.\n"
+    assert [answer.status for answer in (alive, done, after)] == [200] * 3
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/api/v1/ledger"])
-def test_answers_that_nobody_reads_do_not_pile_up(path: str) -> None:
+async def test_answers_that_nobody_reads_do_not_pile_up(path: str) -> None:
     """With --web.max-requests answers that wait to be read, the next one is not even made."""
+    config = replace(LOOPBACK, max_requests=2)
+    async with served(Shown(crowd(4, 64)), config, kernel_keeps=4096) as client:
+        with ExitStack() as stack:
+            for _ in range(2):
+                reader = stack.enter_context(socket.create_connection(("127.0.0.1", client.port)))
+                reader.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
 
-    async def test() -> None:
-        config = replace(LOOPBACK, max_requests=2)
-        async with served(Shown(crowd(4, 64)), config, kernel_keeps=4096) as client:
-            with ExitStack() as stack:
-                for _ in range(2):
-                    reader = stack.enter_context(socket.create_connection(("127.0.0.1", client.port)))
-                    reader.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            await until_answered(lambda: client.ask(path), 503)
+            assert (await client.ask("/-/healthy")).status == 200
 
-                async def refused() -> bool:
-                    return (await client.ask(path)).status == 503
-
-                await until(refused)
-                assert (await client.ask("/-/healthy")).status == 200
-
-            async def served_again() -> bool:
-                return (await client.ask(path)).status == 200
-
-            await until(served_again)
-
-    run(test)
+        await until_answered(lambda: client.ask(path), 200)
 
 
-def test_a_raising_collector_leaves_the_scrape_whole() -> None:
-    """When a collector raises, only its families are missing: the scrape is 200 and says which failed."""
-
-    def torn(_: Snapshot) -> Collected:
-        message = "torn"
-        raise RuntimeError(message)
-
-    async def test() -> None:
-        broken = Exposition(0, lambda: None, collect={**collectors(0), "hidden": torn})
-        async with served(Shown(crowd(1, 1)), exposition=broken) as client:
-            answer = await client.ask("/metrics")
-
-        assert answer.status == 200
-        assert 'vramledger_collector_success{collector="hidden"} 0.0\n' in answer.text
-        assert 'vramledger_collector_success{collector="ledger"} 1.0\n' in answer.text
-        assert "\nvramledger_device_memory_total_bytes{" in answer.text
-        assert "\nvramledger_device_hidden_holders{" not in answer.text
-
-    run(test)
-
-
-def test_a_defect_is_one_line_and_500() -> None:
+async def test_a_defect_is_one_line_and_500() -> None:
     """If rendering itself fails, the client gets one line, no traceback, and the next scrape works."""
 
     class Once(Exposition):
         failing = True
 
         def render(self, *arguments: object) -> bytes:
-            """Fail the first time."""
             if self.failing:
                 self.failing = False
-                message = "secret"
-                raise ValueError(message)
+                raise ValueError("secret")
             return super().render(*arguments)  # type: ignore[arg-type]
 
-    async def test() -> None:
-        async with served(Shown(), exposition=Once(0, lambda: None)) as client:
-            answer = await client.ask("/metrics")
-            assert (answer.status, answer.text.count("\n")) == (500, 1)
-            assert "secret" not in answer.text
-            assert (await client.ask("/metrics")).status == 200
-
-    run(test)
+    async with served(Shown(), exposition=Once(0, lambda: None)) as client:
+        answer = await client.ask("/metrics")
+        assert (answer.status, answer.text.count("\n")) == (500, 1)
+        assert "secret" not in answer.text
+        assert (await client.ask("/metrics")).status == 200
 
 
-def test_the_server_does_not_tell_its_versions() -> None:
+async def test_the_server_does_not_tell_its_versions() -> None:
     """No answer says which program or version made it, not even for invalid requests."""
-
-    async def test() -> None:
-        async with serve(LOOPBACK, Shown()) as (address,):
-            answers = []
-            for request in (
-                b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
-                b"\x16\x03\x01rubbish\r\n\r\n",
-            ):
-                reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
-                writer.write(request)
+    async with serve(LOOPBACK, Shown()) as (address,):
+        answers = []
+        for request in (HEALTH.replace(b"1.1", b"1.0"), b"\x16\x03\x01rubbish\r\n\r\n"):
+            async with connected(address.port, request) as (reader, _):
                 answers.append((await reader.read()).decode())
-                writer.close()
-                await writer.wait_closed()
 
-        assert [answer.split()[1] for answer in answers] == ["200", "400"]
-        for answer in answers:
-            assert "\r\nServer:" not in answer
-            assert "\r\nX-Content-Type-Options: nosniff\r\n" in answer
-            assert "aiohttp" not in answer
-
-    run(test)
+    assert [answer.split()[1] for answer in answers] == ["200", "400"]
+    for answer in answers:
+        assert "\r\nServer:" not in answer
+        assert "\r\nX-Content-Type-Options: nosniff\r\n" in answer
+        assert "aiohttp" not in answer
 
 
-def test_no_answer_is_guessed_at() -> None:
+async def test_no_answer_is_guessed_at() -> None:
     """Every answer, errors included, tells browsers to accept its content type as given."""
-
-    async def test() -> None:
-        async with served(Shown(crowd(1, 1))) as client:
-            for path, status in (
-                *(("/metrics", 200), ("/api/v1/ledger", 200), ("/", 200), ("/-/ready", 200)),
-                *(("/nowhere", 404), ("/metrics?collect[]=x", 400)),
-            ):
-                answer = await client.ask(path)
-                assert (answer.status, answer.headers["X-Content-Type-Options"]) == (status, "nosniff")
-            assert (await client.ask("/", "POST")).headers["X-Content-Type-Options"] == "nosniff"
-
-    run(test)
+    async with served(Shown(crowd(1, 1))) as client:
+        for path, status in (
+            *(("/metrics", 200), ("/api/v1/ledger", 200), ("/", 200), ("/-/ready", 200)),
+            *(("/nowhere", 404), ("/metrics?collect[]=x", 400)),
+        ):
+            answer = await client.ask(path)
+            assert (answer.status, answer.headers["X-Content-Type-Options"]) == (status, "nosniff")
+        assert (await client.ask("/", "POST")).headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_a_client_that_leaves_hurts_nobody() -> None:
+async def test_a_client_that_leaves_hurts_nobody() -> None:
     """When a client disconnects during its scrape, its place is free and the next is served."""
+    gate = Gate()
+    slow = Exposition(0, lambda: None, collect={**collectors(0), "ledger": gate})
+    shown = Shown(crowd(1, 1))
+    async with served(shown, replace(LOOPBACK, max_requests=1), slow) as client:
+        with socket.create_connection(("127.0.0.1", client.port)) as gone:
+            gone.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await gate.reached()
+        gate.open.set()
 
-    async def test() -> None:
-        gate = Gate()
-        slow = Exposition(0, lambda: None, collect={**collectors(0), "ledger": gate})
-        shown = Shown(crowd(1, 1))
-        async with served(shown, replace(LOOPBACK, max_requests=1), slow) as client:
-            with socket.create_connection(("127.0.0.1", client.port)) as gone:
-                gone.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
-                await gate.reached()
-            gate.open.set()
-
-            async def free_again() -> bool:
-                return (await client.ask("/metrics")).status == 200
-
-            await until(free_again)
-
-    run(test)
+        await until_answered(lambda: client.ask("/metrics"), 200)

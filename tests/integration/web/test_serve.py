@@ -1,19 +1,18 @@
 """Where the exporter listens, and what it says when it cannot."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
 import resource
 import socket
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
 
 from tests.support.builders import Shown
 from tests.support.requirements import do_without
-from tests.support.serving import LOOPBACK, client, run
+from tests.support.serving import HEALTH, LOOPBACK, client, connected
 from vramledger.config import Config, ListenAddress
 from vramledger.errors import StartupError
 from vramledger.web import app, error_log
@@ -25,189 +24,124 @@ def on(*addresses: tuple[str, int]) -> Config:
     return replace(LOOPBACK, listen=tuple(ListenAddress(host, port) for host, port in addresses))
 
 
-def test_listening_is_logged_with_the_real_port(caplog: pytest.LogCaptureFixture) -> None:
+async def test_listening_is_logged_with_the_real_port(caplog: pytest.LogCaptureFixture) -> None:
     """The log has a line for each address, with the port that the system chose, and the port answers."""
+    with caplog.at_level(logging.INFO, "vramledger"):
+        async with serve(on(("127.0.0.1", 0), ("127.0.0.1", 0)), Shown()) as addresses:
+            for address in addresses:
+                async with client(address.port) as each:
+                    assert (await each.ask("/-/healthy")).text == "vramledger is healthy.\n"
 
-    async def test() -> None:
-        with caplog.at_level(logging.INFO, "vramledger"):
-            async with serve(on(("127.0.0.1", 0), ("127.0.0.1", 0)), Shown()) as addresses:
-                for address in addresses:
-                    async with client(address.port) as each:
-                        assert (await each.ask("/-/healthy")).text == "vramledger is healthy.\n"
-
-        assert len({address.port for address in addresses} - {0}) == 2
-        logged = [vars(record)["fields"] for record in caplog.records if record.message == "Listening"]
-        pages = [f"http://127.0.0.1:{address.port}/" for address in addresses]
-        shown = [(each["address"], each["page"]) for each in logged]
-        assert shown == list(zip(addresses, pages, strict=True))
-
-    run(test)
+    assert len({address.port for address in addresses} - {0}) == 2
+    logged = [vars(record)["fields"] for record in caplog.records if record.message == "Listening"]
+    pages = [f"http://127.0.0.1:{address.port}/" for address in addresses]
+    shown = [(each["address"], each["page"]) for each in logged]
+    assert shown == list(zip(addresses, pages, strict=True))
 
 
-def test_an_empty_host_is_every_address_of_both_kinds() -> None:
+async def test_an_empty_host_is_every_address_of_both_kinds() -> None:
     """Without a host one port answers on IPv4 and on IPv6."""
     if not socket.has_dualstack_ipv6():
         do_without("needs IPv6")
-
-    async def test() -> None:
-        async with serve(on(("", 0)), Shown()) as (address,):
-            for host in ("127.0.0.1", "::1"):
-                reader, writer = await asyncio.open_connection(host, address.port)
-                writer.write(b"GET /-/healthy HTTP/1.0\r\n\r\n")
+    async with serve(on(("", 0)), Shown()) as (address,):
+        for host in ("127.0.0.1", "::1"):
+            async with connected(address.port, b"GET /-/healthy HTTP/1.0\r\n\r\n", host) as (reader, _):
                 assert (await reader.read()).endswith(b"vramledger is healthy.\n")
-                writer.close()
-                await writer.wait_closed()
-
-    run(test)
 
 
-def test_without_ipv6_an_empty_host_is_every_ipv4_address(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_ipv6_an_empty_host_is_every_ipv4_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without IPv6 in the kernel the exporter still listens."""
     monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
-
-    async def test() -> None:
-        async with serve(on(("", 0)), Shown()) as (address,), client(address.port) as each:
-            assert address.host == "0.0.0.0"  # noqa: S104 - that is the promise
-            assert (await each.ask("/-/healthy")).status == 200
-
-    run(test)
+    async with serve(on(("", 0)), Shown()) as (address,), client(address.port) as each:
+        assert address.host == "0.0.0.0"  # noqa: S104 - that is the promise
+        assert (await each.ask("/-/healthy")).status == 200
 
 
-def test_a_name_is_all_its_addresses_on_one_port() -> None:
+async def test_a_name_is_all_its_addresses_on_one_port() -> None:
     """A host name with several addresses listens on each, with one port."""
-
-    async def test() -> None:
-        async with serve(on(("localhost", 0)), Shown()) as addresses:
-            assert len({address.port for address in addresses}) == 1
-            async with client(addresses[0].port) as each:
-                assert (await each.ask("/-/healthy")).status == 200
-
-    run(test)
+    async with serve(on(("localhost", 0)), Shown()) as addresses:
+        assert len({address.port for address in addresses}) == 1
+        async with client(addresses[0].port) as each:
+            assert (await each.ask("/-/healthy")).status == 200
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", ""])
-def test_a_taken_port_is_one_line_that_says_what_to_do(host: str) -> None:
+async def test_a_taken_port_is_one_line_that_says_what_to_do(host: str) -> None:
     """If the port is taken, the message says which, how to find its user, and how to choose another."""
-
-    async def test() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
-            with pytest.raises(StartupError) as error:
-                async with serve(on(("127.0.0.1", 0), (host, port)), Shown()):
-                    pytest.fail("it listened on a taken port")
-
-        assert str(error.value) == (
-            f"cannot listen on {host}:{port}: the port is taken; stop what listens there "
-            f"(ss -ltnp 'sport = :{port}') or choose another with --web.listen-address"
-        )
-        assert error.value.exit_code == 1
-
-    run(test)
-
-
-def test_an_address_of_another_host_is_one_line() -> None:
-    """An address that this host does not have is named, with the flag to correct."""
-
-    async def test() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
         with pytest.raises(StartupError) as error:
-            async with serve(on(("192.0.2.1", 0)), Shown()):  # TEST-NET-1 belongs to no host
-                pytest.fail("it listened on an address of nobody")
+            async with serve(on(("127.0.0.1", 0), (host, port)), Shown()):
+                pytest.fail("it listened on a taken port")
 
-        assert str(error.value) == (
-            "cannot listen on 192.0.2.1:0: this host has no such address; correct --web.listen-address"
-        )
+    assert str(error.value) == (
+        f"cannot listen on {host}:{port}: the port is taken; stop what listens there "
+        f"(ss -ltnp 'sport = :{port}') or choose another with --web.listen-address"
+    )
+    assert error.value.exit_code == 1
 
-    run(test)
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        (
+            "192.0.2.1",
+            "cannot listen on 192.0.2.1:80: this host has no such address",
+        ),  # TEST-NET-1
+        *((name, f"cannot listen on {name}:80: that is not a host name") for name in ("a..b", "a" * 64)),
+    ],
+)
+async def test_what_is_no_address_of_ours_is_one_line(host: str, why: str) -> None:
+    """An address of another host, or a name that cannot be looked up, is named with the flag to correct."""
+    with pytest.raises(StartupError) as error:
+        async with serve(on((host, 80)), Shown()):
+            pytest.fail("it listened on an address of nobody")
+
+    assert str(error.value) == f"{why}; correct --web.listen-address"
 
 
-def test_the_port_is_free_when_serving_has_ended() -> None:
+async def test_the_port_is_free_when_serving_has_ended() -> None:
     """After the end of the block no port is open, even if a client kept its connection."""
-
-    async def test() -> None:
+    async with AsyncExitStack() as stack:
         async with serve(LOOPBACK, Shown()) as (address,):
-            reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
-            writer.write(b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            reader, _ = await stack.enter_async_context(connected(address.port, HEALTH))
             await reader.readuntil(b"healthy.\n")
-
         assert await reader.read() == b""
-        writer.close()
-        await writer.wait_closed()
-        with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_connection("127.0.0.1", address.port)
-
-    run(test)
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", address.port)
 
 
-@pytest.mark.parametrize("host", ["a..b", "a" * 64])
-def test_what_is_no_host_name_is_one_line(host: str) -> None:
-    """A name that cannot be looked up is named, with the flag to correct."""
-
-    async def test() -> None:
-        with pytest.raises(StartupError, match=r"that is not a host name; correct --web\.listen-address$"):
-            async with serve(on((host, 80)), Shown()):
-                pytest.fail("it listened on no name")
-
-    run(test)
-
-
-@pytest.mark.parametrize("sent", [b"", b"GET /metrics HTT"])
-def test_a_client_that_asks_nothing_is_closed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection without a whole request ends by itself."""
+@pytest.mark.parametrize(
+    ("sent", "answer"), [(b"", b""), (b"GET /metrics HTT", b""), (HEALTH, b"healthy.\n")]
+)
+async def test_a_client_that_asks_no_more_is_closed(
+    sent: bytes, answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection without a whole request, or without another one, ends by itself."""
     monkeypatch.setattr(app, "_KEEP_ALIVE", 0.01)
-
-    async def test() -> None:
-        async with serve(LOOPBACK, Shown()) as (address,):
-            reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
-            writer.write(sent)
-            assert await reader.read() == b""
-            writer.close()
-            await writer.wait_closed()
-
-    run(test)
+    async with serve(LOOPBACK, Shown()) as (address,), connected(address.port, sent) as (reader, _):
+        assert (await reader.read()).rpartition(b"vramledger is ")[2] == answer
 
 
-def test_a_client_that_asks_no_more_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that was used once and never again is closed."""
-    monkeypatch.setattr(app, "_KEEP_ALIVE", 0.01)
-
-    async def test() -> None:
-        async with serve(LOOPBACK, Shown()) as (address,):
-            reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
-            writer.write(b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert (await reader.read()).endswith(b"healthy.\n")
-            writer.close()
-            await writer.wait_closed()
-
-    run(test)
-
-
-def test_serving_takes_all_descriptors_it_may() -> None:
+async def test_serving_takes_all_descriptors_it_may() -> None:
     """The soft limit on open files, 1024 by default, does not limit the number of clients."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-
-    async def test() -> None:
-        async with serve(LOOPBACK, Shown()):
-            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
-
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, hard - 1), hard))
     try:
-        run(test)
+        async with serve(LOOPBACK, Shown()):
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_errors_of_the_event_loop_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_errors_of_the_event_loop_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """If asyncio runs out of descriptors again and again, the log has one line a minute about it."""
-
-    async def test() -> None:
+    with caplog.at_level(logging.ERROR):
         async with serve(LOOPBACK, Shown()):
             for _ in range(1000):
                 error = OSError(24, "Too many open files")
                 what = {"message": "socket.accept() out of system resource", "exception": error}
                 asyncio.get_running_loop().call_exception_handler(what)
-
-    with caplog.at_level(logging.ERROR):
-        run(test)
     (record,) = caplog.records
     assert vars(record)["fields"]["what"] == "socket.accept() out of system resource"
 

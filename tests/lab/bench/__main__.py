@@ -3,8 +3,6 @@
 Not a test: times depend on the machine and on what else it does, so the load is printed with the table.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -22,11 +20,10 @@ from tests.lab.bench.table import Row, markdown, plain
 
 
 def _rows(directory: Path, *, quick: bool, owners_only: bool) -> Iterator[Row]:
-    if owners_only:
-        with scene(directory, 8, 64) as full:
-            yield from owners.measure(full, seconds=10 if quick else 30)
-        return
     with scene(directory, 8, 64) as full:
+        if owners_only:
+            yield from owners.measure(full, seconds=10 if quick else 30)
+            return
         yield from beside.measure(full, turns=1 if quick else 2, seconds=5 if quick else 13)
         yield from start.measure(full, times=1 if quick else 5)
         yield from parts.measure(full)

@@ -1,10 +1,4 @@
-"""What do agents cost the exporter, and what the step that joins their reports?
-
-Each agent is a process of its own, holds one GPU, and reports PyTorch on it once a second with every figure
-that there is.
-"""
-
-from __future__ import annotations
+"""What do 64 agents, each a process that reports once a second, cost the exporter, and reading a report?"""
 
 import itertools
 import json
@@ -21,6 +15,7 @@ from tests.lab.bench import cost
 from tests.lab.bench.programs import Page, Program, running
 from tests.lab.bench.scene import Scene
 from tests.lab.bench.table import Row
+from tests.support.agent_client import report
 from tests.support.players.stage import PlayerError, Stage
 from vramledger.model.agent_report import parse, read_report
 
@@ -38,29 +33,16 @@ def message(sequence: int, *ordinals: int) -> dict[str, Any]:
         2**28 + sequence,
     )
     categories = dict.fromkeys(("parameters", "gradients", "optimizer", "activations"), 2**26)
-    return {
-        "version": 1,
-        "sequence": sequence,
-        "interval": 1.0,
-        "agent": "0.1.0",
-        "python": "3.11.7",
-        "monotonic": time.clock_gettime(time.CLOCK_BOOTTIME),
-        "visible": {"CUDA_VISIBLE_DEVICES": None, "CUDA_DEVICE_ORDER": None},
-        "errors": {"torch": 0},
-        "collector": {"enabled": True, "collections": sequence},
-        "frameworks": [
-            {
-                "framework": "torch",
-                "version": "2.13.0",
-                "supported": True,
-                "allocator": "native",
-                "policy": "caching",
-                "devices": [
-                    {"ordinal": ordinal, **figures, "categories": categories} for ordinal in ordinals
-                ],
-            }
-        ],
-    }
+    devices = [{"ordinal": ordinal, **figures, "categories": categories} for ordinal in ordinals]
+    torch = {"supported": True, "allocator": "native", "devices": devices}
+    return report(
+        sequence,
+        monotonic=time.clock_gettime(time.CLOCK_BOOTTIME),
+        visible={"CUDA_VISIBLE_DEVICES": None, "CUDA_DEVICE_ORDER": None},
+        errors={"torch": 0},
+        collector={"enabled": True, "collections": sequence},
+        frameworks=[{"framework": "torch", "version": "2.13.0", "policy": "caching", **torch}],
+    )
 
 
 @contextmanager
@@ -73,7 +55,7 @@ def reporters(path: Path, count: int) -> Iterator[list[int]]:
     with Stage() as stage:
         agents = [stage.start() for _ in range(count)]
 
-        def report() -> None:
+        def have_them_report() -> None:
             for turn in itertools.count(count):
                 agent, sequence = agents[turn % count], turn // count
                 try:
@@ -84,7 +66,7 @@ def reporters(path: Path, count: int) -> Iterator[list[int]]:
                 if done.wait(1 / count):
                     return
 
-        thread = threading.Thread(target=report)
+        thread = threading.Thread(target=have_them_report)
         thread.start()
         try:
             yield [agent.pid for agent in agents]
@@ -104,12 +86,12 @@ def measure(scene: Scene, *, turns: int, seconds: int, agents: int = AGENTS) -> 
                 quiet.append(_exporter(scene, seconds, "--no-collector.agent"))
                 busy.append(_exporter(scene, seconds, f"--agent.socket={path}"))
     at = f"{scene.name}, {agents} agents"
-    for what, unit, bar, pick in (
-        ("CPU, beyond that without", "CPU", _MOST, 0),
-        ("memory, beyond", "B", None, 1),
-    ):
-        extra = statistics.mean(each[pick] for each in busy) - statistics.mean(each[pick] for each in quiet)
-        yield Row(at, what, extra, unit=unit, bar=bar)
+    share, taken = (
+        statistics.mean(each[pick] for each in busy) - statistics.mean(each[pick] for each in quiet)
+        for pick in (0, 1)
+    )
+    yield Row(at, "CPU, beyond that without", share, unit="CPU", bar=_MOST)
+    yield Row(at, "memory, beyond", taken, unit="B")
     scrapes = statistics.median(each[2] for each in busy), statistics.median(each[2] for each in quiet)
     yield Row(at, "a scrape", *scrapes, "s", None, "without agents")
     yield Row(at, "series", busy[-1][3], busy[-1][3] - busy[-1][4], "", None, "without agents'")
@@ -131,14 +113,13 @@ def _exporter(scene: Scene, seconds: int, *flags: str) -> tuple[float, float, fl
     """Return CPU share, memory, seconds of a scrape, series, and the agents' series of an exporter."""
     with running(scene, "ours", *flags) as program:
         time.sleep(_WARM_UP)
-        begun, before = time.monotonic(), cost.cpu_seconds(program.pid)
-        pages = [_page_a_second(program) for _ in range(seconds)]
-        share = (cost.cpu_seconds(program.pid) - before) / (time.monotonic() - begun)
+        with cost.cpu_share(program.pid) as shares:
+            pages = [_page_a_second(program) for _ in range(seconds)]
         page = pages[-1]
         lines = [line for line in page.text.splitlines() if not line.startswith("#")]
         theirs = sum(1 for line in lines if line.startswith(("vramledger_torch_", "vramledger_agent_")))
         taken = float(cost.memory(program.pid).rss)
-        return share, taken, statistics.median(each.seconds for each in pages), page.series, theirs
+        return shares[0], taken, statistics.median(each.seconds for each in pages), page.series, theirs
 
 
 def _page_a_second(program: Program) -> Page:

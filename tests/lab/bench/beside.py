@@ -1,10 +1,7 @@
-"""What do we cost beside a peer, nvitop-exporter, on the same driver with the same holders?
+"""What do we cost beside nvitop-exporter, on the same driver with the same holders, scraped each second?
 
-The two take turns (ours, peer, ours, peer), so that a machine that slows down does so for both. Each is
-scraped once a second as Prometheus does it, and samples once a second, its default.
+The two take turns, so that a machine that slows down does so for both.
 """
-
-from __future__ import annotations
 
 import statistics
 import time
@@ -39,12 +36,13 @@ class Figures:
 def _turn(program: Program, seconds: int, figures: Figures) -> None:
     time.sleep(WARM_UP)
     program.scrape()
-    begun, before = time.monotonic(), cost.cpu_seconds(program.pid)
-    for number in range(1, seconds + 1):
-        time.sleep(max(0.0, begun + number - time.monotonic()))
-        figures.page = program.scrape()
-        figures.seconds.append(figures.page.seconds)
-    figures.cpu.append((cost.cpu_seconds(program.pid) - before) / (time.monotonic() - begun))
+    begun = time.monotonic()
+    with cost.cpu_share(program.pid) as share:
+        for number in range(1, seconds + 1):
+            time.sleep(max(0.0, begun + number - time.monotonic()))
+            figures.page = program.scrape()
+            figures.seconds.append(figures.page.seconds)
+    figures.cpu += share
     figures.memory.append(cost.memory(program.pid))
 
 
@@ -58,25 +56,12 @@ def measure(scene: Scene, *, turns: int, seconds: int) -> Iterator[Row]:
     ours, peer = figures["ours"], figures["peer"]
     if ours.page is None or peer.page is None:
         return
-    judged = scene.name == "8x64"
-    at = scene.name
-    yield Row(
-        at,
-        "CPU",
-        statistics.median(ours.cpu),
-        statistics.median(peer.cpu),
-        "CPU",
-        _CPU_MOST if judged else None,
-    )
-    count = len(ours.seconds)
-    yield Row(
-        at,
-        f"scrape, median of {count}",
-        statistics.median(ours.seconds),
-        statistics.median(peer.seconds),
-        "s",
-        _SCRAPE_MOST if judged else None,
-    )
+    at, count = scene.name, len(ours.seconds)
+    judged = at == "8x64"
+    cpu_most, scrape_most = (_CPU_MOST, _SCRAPE_MOST) if judged else (None, None)
+    yield Row(at, "CPU", statistics.median(ours.cpu), statistics.median(peer.cpu), "CPU", cpu_most)
+    medians = statistics.median(ours.seconds), statistics.median(peer.seconds)
+    yield Row(at, f"scrape, median of {count}", *medians, "s", scrape_most)
     yield Row(at, f"scrape, p99 of {count}", _p99(ours.seconds), _p99(peer.seconds), "s")
     yield Row(at, "series", ours.page.series, peer.page.series)
     yield Row(at, "page", len(ours.page.text.encode()), len(peer.page.text.encode()), "B")

@@ -1,8 +1,9 @@
 """The cost of a program and its children: CPU seconds and memory, from /proc."""
 
-from __future__ import annotations
-
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,6 @@ class Memory(NamedTuple):
 
 
 def family(pid: int) -> list[int]:
-    """Return a process and all its descendants."""
     pids = [pid]
     for thread in Path(f"/proc/{pid}/task").iterdir():
         for child in (thread / "children").read_text().split():
@@ -38,8 +38,16 @@ def cpu_seconds(pid: int) -> float:
     return ticks / _TICKS
 
 
+@contextmanager
+def cpu_share(pid: int) -> Iterator[list[float]]:
+    """Measure a block: at its end the list has the cores that a process and its children took meanwhile."""
+    share: list[float] = []
+    begun, before = time.monotonic(), cpu_seconds(pid)
+    yield share
+    share.append((cpu_seconds(pid) - before) / (time.monotonic() - begun))
+
+
 def memory(pid: int) -> Memory:
-    """Return the memory of a process and its children."""
     pids = family(pid)
     rss = sum(_kib(Path(f"/proc/{each}/status"), "VmRSS") for each in pids)
     try:
@@ -53,5 +61,4 @@ def _kib(path: Path, name: str) -> int:
     for line in path.read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
-    message = f"{path} has no {name}"
-    raise LookupError(message)
+    raise LookupError(f"{path} has no {name}")

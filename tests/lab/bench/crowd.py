@@ -1,10 +1,7 @@
-"""What do thousands of other processes on the host cost us?
+"""What do thousands of other processes on the host cost us, at which the search for hidden holders looks?
 
-Only the search for hidden holders looks at them. Its budget bounds that by design; here the bound is
-measured, without the crowd, with it, and the same in reverse, so that a drift of the machine cancels.
+It is measured without the crowd, with it, and the same in reverse, so that a drift of the machine cancels.
 """
-
-from __future__ import annotations
 
 import os
 import statistics
@@ -27,9 +24,9 @@ _WARM_UP = 3.0
 def _cpu(scene: Scene, seconds: int) -> float:
     with running(scene, "ours") as program:
         time.sleep(_WARM_UP)
-        begun, before = time.monotonic(), cost.cpu_seconds(program.pid)
-        time.sleep(seconds)
-        return (cost.cpu_seconds(program.pid) - before) / (time.monotonic() - begun)
+        with cost.cpu_share(program.pid) as share:
+            time.sleep(seconds)
+        return share[0]
 
 
 def _round() -> float:

@@ -1,11 +1,7 @@
 """What does the agent cost a program: at the start of every interpreter, and where a framework comes?
 
-Both are differences between runs of fresh interpreters, taken in turns. On a machine that does other things
-as well the least of many runs is what it costs, and the median what one happens to wait; the bars are for
-the least. As installed, the agent is compiled; a start-up file that cannot be kept compiled costs more.
+The bars are for the least of many fresh interpreters in turns: the median is what one happens to wait.
 """
-
-from __future__ import annotations
 
 import compileall
 import os
@@ -45,9 +41,7 @@ took = time.perf_counter() - begun
 print(took, dirty() - at)
 """
 
-_ALL = """\
-import vramledger_agent.worker, vramledger_agent.frameworks.torch
-"""
+_ALL = "import vramledger_agent.worker, vramledger_agent.frameworks.torch"
 """Modules that ``import torch`` and the start of CUDA make the agent import."""
 
 
@@ -55,11 +49,8 @@ def measure(*, times: int) -> Iterator[Row]:
     """Yield the additional time of an interpreter's start, and the time of importing the agent."""
     with tempfile.TemporaryDirectory(prefix="inside-") as directory:
         place = Path(directory)
-        package = shutil.copytree(
-            ROOT / "exporter" / "agent" / "vramledger_agent",
-            place / "vramledger_agent",
-            ignore=shutil.ignore_patterns("__pycache__"),
-        )
+        checkout, uncompiled = ROOT / "exporter/agent/vramledger_agent", shutil.ignore_patterns("__pycache__")
+        package = shutil.copytree(checkout, place / "vramledger_agent", ignore=uncompiled)
         source = shutil.copytree(package / "startup", place / "source")
         compileall.compile_dir(package, quiet=1)
         venv.create(place / "bare", symlinks=True)  # nothing is installed, so nothing else starts with it
@@ -98,22 +89,16 @@ def _start(python: str, env: dict[str, str]) -> float:
 
 def _imports(place: Path, times: int) -> Iterator[Row]:
     fake = str(ROOT / "tests" / "support" / "frameworks" / "standin")
+    loaded = f"import {', '.join(_LOADED.split())}\nimport torch"
     for what, path, before, after in (
         ("import and start()", [str(place)], "", ""),
-        (
-            "all of it, with torch",
-            [str(place), fake],
-            f"import {', '.join(_LOADED.split())}\nimport torch",
-            _ALL,
-        ),
+        ("all of it, with torch", [str(place), fake], loaded, _ALL),
     ):
         code = _PROGRAM.format(path=path, before=before, after=after)
         runs = []
         for _ in range(times):
-            done = subprocess.run(
-                [sys.executable, "-I", "-c", code], check=True, capture_output=True, text=True
-            )
-            runs.append([float(word) for word in done.stdout.split()])
+            said = subprocess.check_output([sys.executable, "-I", "-c", code])
+            runs.append([float(word) for word in said.split()])
         least, median = min(run[0] for run in runs), statistics.median(run[0] for run in runs)
         memory = statistics.median(run[1] for run in runs)
         yield Row("agent", f"{what}, least of {times}", least, unit="s", bar=_IMPORT)

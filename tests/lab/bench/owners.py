@@ -1,22 +1,17 @@
-"""What do names cost: a holder once, and a settled host with every sample?
+"""What do names cost: a holder once, and a settled host with every sample, of 512 pods, the dearest kind?
 
-All 512 holders are pods of their own, the dearest kind: their marks on the host and their cgroup are looked
-at every 10 seconds, a kubelet and Slurm asked every 20. The CPU time is that of the thread that
-does it, over the time of 100 samples, beside the CPU time of a whole sample of the real sampler.
+The CPU time is that of the thread that does it over 100 samples, beside that of the real sampler.
 """
 
-from __future__ import annotations
-
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.lab.bench import cost
-from tests.lab.bench.scene import ROOT, Scene, sleepers
+from tests.lab.bench.sample import sampling
+from tests.lab.bench.scene import Scene, sleepers
 from tests.lab.bench.table import Row
 from tests.support.kubelet import allocatable, devices, kubelet, listed, pod
 from vramledger.config import SamplingConfig
@@ -26,7 +21,6 @@ from vramledger.readers.hosts.host import Host
 from vramledger.readers.owners.reader import CHECK_INTERVAL, OwnerReader
 from vramledger.readers.schedulers.reader import READ_INTERVAL as SCHEDULER_PACE
 from vramledger.readers.schedulers.reader import SchedulerReader
-from vramledger.sampling.protocol import encode_config
 
 _MOST = 0.1  # of the sampler's CPU time
 _SETTLED = 3
@@ -41,41 +35,22 @@ def measure(on: Scene, *, seconds: int) -> Iterator[Row]:
         root = Path(directory)
         once, steady = _owners(root, pids)
         scheduled = _schedulers(root, pids)
-    at = on.name
-    yield Row(at, "facts and owner of a holder, once, CPU", once, unit="s")
-    yield Row(at, "owners, CPU a sample", steady, sample, "s", None, "the whole sample")
-    yield Row(at, "reservations, CPU a sample", scheduled, sample, "s", None, "the whole sample")
-    yield Row(
-        at, "owners and reservations, CPU a sample", steady + scheduled, sample, "s", _MOST, "the sample"
-    )
+    both = steady + scheduled
+    yield Row(on.name, "facts and owner of a holder, once, CPU", once, unit="s")
+    yield Row(on.name, "owners, CPU a sample", steady, sample, "s", None, "the whole sample")
+    yield Row(on.name, "reservations, CPU a sample", scheduled, sample, "s", None, "the whole sample")
+    yield Row(on.name, "owners and reservations, CPU a sample", both, sample, "s", _MOST, "the sample")
 
 
 def _sampler(on: Scene, seconds: int) -> float:
     """Return the CPU seconds of a sample of the real sampler, at its own pace of one a second."""
-    command = [sys.executable, "-m", "vramledger.sampling.sampler", encode_config(SamplingConfig())]
-    with subprocess.Popen(
-        command, cwd=ROOT, env=on.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
-    ) as process:
-        if process.stdout is None:  # pragma: no cover - PIPE gives it
-            raise RuntimeError
-        try:
-            for _ in range(_SETTLED):
-                process.stdout.readline()
-            before = cost.cpu_seconds(process.pid)
-            for _ in range(seconds):
-                process.stdout.readline()
-            return (cost.cpu_seconds(process.pid) - before) / seconds
-        finally:
-            process.kill()
-
-
-class _Clock:
-    """A clock that moves from sample to sample."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+    with sampling(on, SamplingConfig()) as (pid, lines):
+        for _ in range(_SETTLED):
+            next(lines)
+        before = cost.cpu_seconds(pid)
+        for _ in range(seconds):
+            next(lines)
+        return (cost.cpu_seconds(pid) - before) / seconds
 
 
 class _InPods(Host):
@@ -92,9 +67,9 @@ class _InPods(Host):
 
 def _owners(root: Path, pids: list[int]) -> tuple[float, float]:
     """Return the CPU seconds of a holder's first check, and those that owners add to a later sample."""
-    clock = _Clock()
+    now = 0.0
     host = _InPods(root)
-    reader = OwnerReader(host, root, clock=clock)
+    reader = OwnerReader(host, root, clock=lambda: now)
     rows = [row for pid in pids if (row := host.row(pid)) is not None]
     facts = [_in_a_pod(root, number, host.facts(row), row) for number, row in enumerate(rows)]
     host.told = {each.pid: each.cgroup or () for each in facts}
@@ -103,10 +78,10 @@ def _owners(root: Path, pids: list[int]) -> tuple[float, float]:
     reader.add_owners(facts, 60.0)
     spent = 0.0
     for _ in range(_SAMPLES):
-        clock.now += 1.0
-        reader._last_check = clock.now  # noqa: SLF001 the looks are made here, in this thread
+        now += 1.0
+        reader._last_check = now  # noqa: SLF001 the looks are made here, in this thread
         spent += _cpu(lambda: reader.check_owners(rows))
-        if clock.now % CHECK_INTERVAL == 0:
+        if now % CHECK_INTERVAL == 0:
             spent += _cpu(lambda: reader._check(dict(reader._holders)))  # noqa: SLF001 as the thread does it
     return first, spent / _SAMPLES
 
@@ -136,9 +111,8 @@ def _schedulers(root: Path, pids: list[int]) -> float:
     pods += [pod(f"web-{number}") for number in range(100)]
     offer = allocatable(devices("nvidia.com/gpu", *(f"GPU-{number}" for number in range(8))))
     reader = SchedulerReader(Host(Path("/proc")), root)
-    with kubelet(
-        root / kubelet_source.SOCKET, List=lambda _: listed(*pods), GetAllocatableResources=lambda _: offer
-    ):
+    answers = {"List": lambda _: listed(*pods), "GetAllocatableResources": lambda _: offer}
+    with kubelet(root / kubelet_source.SOCKET, **answers):
         reader._read_all()  # noqa: SLF001 as the thread does it
         looks = [_cpu(lambda: reader._read_all()) for _ in range(10)]  # noqa: SLF001, PLW0108 as the thread does it
     return statistics.median(looks) / SCHEDULER_PACE

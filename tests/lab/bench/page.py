@@ -1,10 +1,4 @@
-"""What does the live page cost: for a viewer's browser, and for the exporter with many viewers?
-
-The browser's figures come from its own clock (paint timing and user timing). The exporter's
-CPU time is all of its processes', sampling included, with one viewer and with 200.
-"""
-
-from __future__ import annotations
+"""What does the live page cost a viewer's browser, by its clock, and the exporter with 1 and 200 viewers?"""
 
 import asyncio
 import gzip
@@ -16,7 +10,8 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from tests.lab.bench import cost
@@ -37,39 +32,33 @@ _ASK = b"GET /api/v1/events HTTP/1.1\r\nHost: bench\r\nAccept-Encoding: gzip\r\n
 @contextmanager
 def _viewers(port: int, count: int) -> Iterator[None]:
     """Have many streams open and read, as fast as they come, for the length of the block."""
-    watched = selectors.DefaultSelector()
     over = threading.Event()
-    for _ in range(count):
-        viewer = socket.create_connection(("127.0.0.1", port))
-        viewer.sendall(_ASK)
-        viewer.setblocking(False)
-        watched.register(viewer, selectors.EVENT_READ)
+    with ExitStack() as stack:
+        watched = stack.enter_context(selectors.DefaultSelector())
+        for _ in range(count):
+            viewer = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            viewer.sendall(_ASK)
+            viewer.setblocking(False)
+            watched.register(viewer, selectors.EVENT_READ, viewer.recv)
 
-    def read() -> None:
-        while not over.is_set():
-            for key, _ in watched.select(0.2):
-                if isinstance(key.fileobj, socket.socket):
-                    key.fileobj.recv(1 << 20)
+        def read() -> None:
+            while not over.is_set():
+                for key, _ in watched.select(0.2):
+                    key.data(1 << 20)
 
-    reading = threading.Thread(target=read)
-    reading.start()
-    try:
+        reading = threading.Thread(target=read)
+        reading.start()
+        stack.callback(reading.join)
+        stack.callback(over.set)
         yield
-    finally:
-        over.set()
-        reading.join()
-        for key in list(watched.get_map().values()):
-            if isinstance(key.fileobj, socket.socket):
-                key.fileobj.close()
-        watched.close()
 
 
 def _cpu(program: Program, viewers: int, seconds: int) -> float:
     with _viewers(program.port, viewers):
         time.sleep(1.0)
-        begun, before = time.monotonic(), cost.cpu_seconds(program.pid)
-        time.sleep(seconds)
-        return (cost.cpu_seconds(program.pid) - before) / (time.monotonic() - begun)
+        with cost.cpu_share(program.pid) as share:
+            time.sleep(seconds)
+        return share[0]
 
 
 def _event(port: int) -> int:
@@ -123,25 +112,19 @@ def measure(scene: Scene, *, turns: int, seconds: int) -> Iterator[Row]:
     at = scene.name
     with running(scene, "ours") as program:
         time.sleep(_WARM_UP)
-        found = shutil.which("chromium")
-        if found is not None:
+        if found := shutil.which("chromium"):
+            holders = scene.devices * scene.holders
             with chromium(Path(found)) as address:
-                looks = [
-                    asyncio.run(_look(address, program.port, scene.devices * scene.holders, seconds))
-                    for _ in range(turns + 1)
-                ][1:]
-            updates = [each for look in looks for each in look[2]]
-            paint, whole = (
-                statistics.median(look[0] for look in looks),
-                statistics.median(look[1] for look in looks),
-            )
+                look = partial(_look, address, program.port, holders, seconds)
+                looks = [asyncio.run(look()) for _ in range(turns + 1)][1:]
+            updates = [each for _, _, taken in looks for each in taken]
+            paint = statistics.median(each for each, _, _ in looks)
+            whole = statistics.median(each for _, each, _ in looks)
             yield Row(at, "page: first paint", paint, unit="s", bar=_PAINT)
             yield Row(at, "page: all holders in the table", whole, unit="s")
-            yield Row(
-                at, f"page: scripting of an update, median of {len(updates)}",
-                statistics.median(updates), unit="s", bar=_UPDATE,
-            )  # fmt: skip
-            yield Row(at, "page: scripting of an update, longest", max(updates), unit="s")
+            scripting, median = "page: scripting of an update", statistics.median(updates)
+            yield Row(at, f"{scripting}, median of {len(updates)}", median, unit="s", bar=_UPDATE)
+            yield Row(at, f"{scripting}, longest", max(updates), unit="s")
         yield Row(at, "page: all that it loads, on the wire", _payload(program.port), unit="B", bar=_PAYLOAD)
         none = _cpu(program, 0, seconds)
         pairs = [(_cpu(program, 1, seconds), _cpu(program, VIEWERS, seconds)) for _ in range(turns)]

@@ -1,11 +1,10 @@
 """What does each step cost by itself, from the driver's answer to the page?"""
 
-from __future__ import annotations
-
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -52,11 +51,10 @@ def measure(scene: Scene) -> Iterator[Row]:
     turn = cycle(found)
     yield Row(at, "reading to snapshot", _median(lambda: tracker.update(next(turn))), unit="s")
     snapshots = cycle([tracker.update(reading) for reading in found])
-    for what, want in (
-        ("text", ScrapeRequest(_COLLECTORS)),
-        ("OpenMetrics", ScrapeRequest(_COLLECTORS, openmetrics=True)),
-        ("OpenMetrics, gzip", ScrapeRequest(_COLLECTORS, openmetrics=True, compressed=True)),
-    ):
+    text = ScrapeRequest(_COLLECTORS)
+    modern = ScrapeRequest(_COLLECTORS, openmetrics=True)
+    packed = ScrapeRequest(_COLLECTORS, openmetrics=True, compressed=True)
+    for what, want in (("text", text), ("OpenMetrics", modern), ("OpenMetrics, gzip", packed)):
         first = _median(lambda want=want: _exposition().render(next(snapshots), want), 10)  # type: ignore[misc]
         yield Row(at, f"first page, {what}", first, unit="s")
         kept = _exposition()
@@ -84,10 +82,8 @@ def _device(scene: Scene) -> float:
     try:
         with scene.standin.in_this_process():
             driver = Driver.open()
-            try:
+            with closing(driver):
                 reader = driver.readers(_COLLECTORS)[0]
                 return _median(lambda: reader.read(time.time(), time.monotonic()))
-            finally:
-                driver.close()
     finally:
         scene.standin.latencies()

@@ -1,20 +1,18 @@
 """The measured programs, started and scraped as Prometheus would."""
 
-from __future__ import annotations
-
 import gzip
 import http.client
 import shutil
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.lab.bench.scene import ROOT, Scene
+from tests.support.ports import free_port
 
 # Prometheus 3 sends this by default.
 _HEADERS = {
@@ -37,53 +35,37 @@ class Page:
 
     @property
     def series(self) -> int:
-        """The number of its series."""
         return sum(1 for line in self.text.splitlines() if line and not line.startswith("#"))
 
 
 @dataclass
 class Program:
-    """A running exporter.
+    """A running exporter."""
 
-    Attributes:
-        pid: its process.
-        started: seconds from its start to the first page that says it works.
-    """
-
-    pid: int
+    pid: int  # its process
     port: int
-    started: float = 0.0
-    _connection: http.client.HTTPConnection | None = field(default=None, repr=False)
+    started: float = 0.0  # seconds from its start to the first page that says it works
+
+    def __post_init__(self) -> None:
+        self.connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
 
     def scrape(self) -> Page:
         """Scrape once, over a connection that is kept, as Prometheus does; connect again if it was closed."""
-        if self._connection is None:
-            self._connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
         begun = time.perf_counter()
         try:
-            answer = self._ask(self._connection)
-        except (
-            http.client.RemoteDisconnected,
-            ConnectionError,
-        ):  # a server closes what was unused for a minute
-            self._connection.close()
+            answer = self._ask()
+        except ConnectionError:  # a server closes what was unused for a minute
+            self.connection.close()
             begun = time.perf_counter()
-            answer = self._ask(self._connection)
+            answer = self._ask()
         body = answer.read()
         seconds = time.perf_counter() - begun
         text = gzip.decompress(body) if answer.headers["Content-Encoding"] == "gzip" else body
         return Page(seconds, len(body), text.decode())
 
-    @staticmethod
-    def _ask(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
-        connection.request("GET", "/metrics", headers=_HEADERS)
-        return connection.getresponse()
-
-    def close(self) -> None:
-        """Close the connection."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+    def _ask(self) -> http.client.HTTPResponse:
+        self.connection.request("GET", "/metrics", headers=_HEADERS)
+        return self.connection.getresponse()
 
 
 def ours(port: int) -> tuple[list[str], str]:
@@ -93,16 +75,11 @@ def ours(port: int) -> tuple[list[str], str]:
 
 
 def peer(port: int) -> tuple[list[str], str]:
-    """Return the peer's command, and a line of its page when it works.
-
-    Raises:
-        LookupError: it is not installed.
-    """
+    """Return the peer's command, and a line of its page when it works; raises LookupError without it."""
     beside = Path(sys.executable).with_name("nvitop-exporter")
     path = str(beside) if beside.exists() else shutil.which("nvitop-exporter")
     if path is None:
-        message = "nvitop-exporter is not installed; 'make bench' installs it"
-        raise LookupError(message)
+        raise LookupError("nvitop-exporter is not installed; 'make bench' installs it")
     return [path, "--port", str(port), "--interval", "1"], "process_gpu_memory"
 
 
@@ -110,11 +87,9 @@ def peer(port: int) -> tuple[list[str], str]:
 def running(scene: Scene, which: str, *flags: str) -> Iterator[Program]:
     """Run ``ours`` or the ``peer`` (with more flags) during the block, from its first valid page.
 
-    Raises:
-        RuntimeError: it gave none in time; the message has its last words.
+    Raises RuntimeError with its last words if it gave none in time.
     """
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = int(probe.getsockname()[1])
+    port = free_port()
     command, sign = ours(port) if which == "ours" else peer(port)
     command += flags
     log = scene.directory / f"{which}.log"
@@ -127,13 +102,12 @@ def running(scene: Scene, which: str, *flags: str) -> Iterator[Program]:
     try:
         while sign not in _text(program):
             if process.poll() is not None or time.monotonic() - begun > _START_DEADLINE:
-                message = f"no data from {' '.join(command)}:\n{log.read_text()[-2000:]}"
-                raise RuntimeError(message)
+                raise RuntimeError(f"no data from {' '.join(command)}:\n{log.read_text()[-2000:]}")
             time.sleep(0.002)
         program.started = time.monotonic() - begun
         yield program
     finally:
-        program.close()
+        program.connection.close()
         process.terminate()
         try:
             process.wait(10)
@@ -147,5 +121,5 @@ def _text(program: Program) -> str:
     try:
         return program.scrape().text
     except (OSError, http.client.HTTPException):
-        program.close()
+        program.connection.close()
         return ""

@@ -1,21 +1,19 @@
-"""Does a sample of eight GPUs take about as long as its slowest GPU?
+"""Does a sample of eight GPUs take about as long as its slowest GPU, and as a GPU alone?
 
-The sampler runs by itself and tells its own durations. What NVML takes is judged, and the whole sample
-where 8 holders a GPU are read in /proc; 64 a GPU take longer there than in NVML, on one core for all GPUs,
-and are shown. There are two ways to read the bar, and both are shown: against the slowest GPU of the same
-sample, whose thread shares the interpreter and the cores with seven others, and against a GPU alone.
+What NVML takes is judged, and the whole sample where 8 holders a GPU are read in /proc; of 64 it is shown.
 """
-
-from __future__ import annotations
 
 import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 from tests.lab.bench.scene import ROOT, Scene, scene
 from tests.lab.bench.table import Row
+from tests.support.sure import sure
 from vramledger.config import SamplingConfig
 from vramledger.model.reading import Reading, decode
 from vramledger.sampling.protocol import encode_config
@@ -24,20 +22,23 @@ _MOST = 1.5
 _UNSETTLED = 3  # readings until every holder is known
 
 
-def readings(on: Scene, count: int) -> list[Reading]:
-    """Return the readings of a settled sampler; five a second, so that many do not take long."""
-    config = SamplingConfig(interval=0.2)
+@contextmanager
+def sampling(on: Scene, config: SamplingConfig) -> Iterator[tuple[int, Iterator[bytes]]]:
+    """Run the real sampler; yield its pid and the lines of its readings."""
     command = [sys.executable, "-m", "vramledger.sampling.sampler", encode_config(config)]
     with subprocess.Popen(
         command, cwd=ROOT, env=on.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
     ) as process:
-        if process.stdout is None:  # pragma: no cover - PIPE gives it
-            raise RuntimeError
         try:
-            found = [decode(process.stdout.readline()) for _ in range(_UNSETTLED + count)]
+            yield process.pid, iter(sure(process.stdout))
         finally:
             process.kill()
-    return found[_UNSETTLED:]
+
+
+def readings(on: Scene, count: int) -> list[Reading]:
+    """Return the readings of a settled sampler; five a second, so that many do not take long."""
+    with sampling(on, SamplingConfig(interval=0.2)) as (_, lines):
+        return [decode(line) for line in islice(lines, _UNSETTLED, _UNSETTLED + count)]
 
 
 def _nvml_seconds(reading: Reading) -> float:

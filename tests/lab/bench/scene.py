@@ -1,7 +1,5 @@
 """The scene of every measurement: a stand-in driver as slow as an H200's, and real processes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,21 +18,13 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @dataclass(frozen=True)
 class Scene:
-    """A host with GPUs.
+    """A host with GPUs."""
 
-    Attributes:
-        standin: the driver.
-        devices: how many GPUs it has.
-        holders: processes that each GPU lists, all different.
-        env: what a program needs to meet this driver, and to find the package and the tests.
-        directory: for files of the measurement.
-    """
-
-    standin: StandIn
-    devices: int
-    holders: int
-    env: Mapping[str, str]
-    directory: Path
+    standin: StandIn  # the driver
+    devices: int  # how many GPUs it has
+    holders: int  # processes that each GPU lists, all different
+    env: Mapping[str, str]  # what a program needs to meet this driver, and to find the package and the tests
+    directory: Path  # for files of the measurement
 
     @property
     def name(self) -> str:

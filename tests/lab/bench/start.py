@@ -1,7 +1,5 @@
 """How long from the start of the program to the first page that says ``vramledger_up 1``?"""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator
 
@@ -20,10 +18,5 @@ def measure(scene: Scene, *, times: int) -> Iterator[Row]:
         with running(scene, "ours") as program:
             took.append(program.started)
     init = MEASURED_ON_H200["nvmlInit_v2"] / 1e6
-    yield Row(
-        scene.name,
-        f"start to first data beyond nvmlInit, median of {times}",
-        statistics.median(took) - init,
-        unit="s",
-        bar=_MOST,
-    )
+    what = f"start to first data beyond nvmlInit, median of {times}"
+    yield Row(scene.name, what, statistics.median(took) - init, unit="s", bar=_MOST)

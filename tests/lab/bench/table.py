@@ -1,37 +1,23 @@
 """The figures as a table for people and as JSON for programs, and whether a limit was exceeded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True)
 class Row:
-    """One figure.
+    """One figure."""
 
-    Attributes:
-        at: GPUs x holders on each.
-        what: what was measured.
-        ours: our figure.
-        other: what it is compared with, None when it stands for itself.
-        unit: of both figures, one that :func:`_shown` knows.
-        bar: the most that is allowed: of ``ours / other`` where ``other`` is given, else of ``ours``;
-            None when there is no bar.
-        against: what ``other`` is.
-    """
-
-    at: str
-    what: str
+    at: str  # GPUs x holders on each
+    what: str  # what was measured
     ours: float
-    other: float | None = None
-    unit: str = ""
-    bar: float | None = None
-    against: str = "nvitop-exporter"
+    other: float | None = None  # what it is compared with, None when it stands for itself
+    unit: str = ""  # of both figures, one that :func:`_shown` knows
+    bar: float | None = None  # the most that is allowed: of ``ours / other`` where there is one, else of ours
+    against: str = "nvitop-exporter"  # what ``other`` is
 
     @property
     def ratio(self) -> float | None:
-        """Our figure divided by the other."""
         return self.ours / self.other if self.other else None
 
     @property
@@ -39,7 +25,7 @@ class Row:
         """Whether the limit is kept, None if there is none."""
         if self.bar is None:
             return None
-        return (self.ours if self.other is None else self.ours / self.other) <= self.bar
+        return (self.ours if self.ratio is None else self.ratio) <= self.bar
 
 
 _TIMES = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
@@ -56,7 +42,6 @@ def _shown(value: float, unit: str) -> str:
 
 
 def markdown(rows: Iterable[Row]) -> Iterator[str]:
-    """Yield the lines of the table."""
     yield "| GPUs x holders | measured | vramledger | compared with | ratio | bar | |"
     yield "|---|---|---|---|---|---|---|"
     for row in rows:

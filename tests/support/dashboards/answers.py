@@ -1,7 +1,5 @@
 """A real engine's answer to every query of every dashboard, as Grafana would send it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,10 +13,8 @@ _UNSEEN = "of holders that cannot be seen, no owner is known"
 _YOUNG = "nothing is older than three hours"
 EMPTY: dict[tuple[str, str, str], str] = {
     ("vramledger-exporter", "Unaccounted time", "A"): _NONE,
-    **{
-        (f"vramledger-{uid}", "Exporters", "E"): "the rules are loaded"
-        for uid in ("exporter", "fleet", "framework", "owner")
-    },
+    **{(f"vramledger-{uid}", "Exporters", "E"): "the rules are loaded"
+       for uid in ("exporter", "fleet", "framework", "owner")},
     ("vramledger-exporter", "Collector success", "A"): "no collector fails",
     ("vramledger-exporter", "Failed samples", "B"): "some samples fail",
     ("vramledger-exporter", "Web configuration in use", "B"): "an exporter has a file",
@@ -28,12 +24,8 @@ EMPTY: dict[tuple[str, str, str], str] = {
     ("vramledger-owner", "GiB-hours by owner and state", "J"): _UNSEEN,
     **{("vramledger-process", "Steady growth", ref): _YOUNG for ref in "CDEF"},
     **{("vramledger-owner", "Wasted, week by week", ref): _YOUNG for ref in "BCD"},
-    (
-        "vramledger-fleet",
-        "Wasted, by owner, 4-minute means",
-        "B",
-    ): "no more than ten owners have wasted memory",
-}
+    ("vramledger-fleet", "Wasted, by owner, 4-minute means", "B"): "no more than ten owners have wasted",
+}  # fmt: skip
 """Queries without a result on these nodes, each with the reason: dashboard, panel, ref."""
 
 SPAN = HOURS * 3600 - 600
@@ -49,13 +41,11 @@ class Answer(NamedTuple):
 
 
 def devices(engine: Engine, ahead: float) -> list[str]:
-    """Return the UUID of every device."""
     found = ask(engine, "vramledger_device_info", instant=True, span=SPAN, ahead=ahead)
     return sorted(each["metric"]["uuid"] for each in found)
 
 
 def processes(engine: Engine, ahead: float) -> list[dict[str, str]]:
-    """Return node and pid of every process that holds memory."""
     found = ask(engine, 'vramledger_process_memory_bytes{pid!="other"}', instant=True, span=SPAN, ahead=ahead)
     pairs = {(each["metric"]["instance"], each["metric"]["pid"]) for each in found}
     return [{"instance": instance, "pid": pid} for instance, pid in sorted(pairs)]

@@ -5,8 +5,6 @@ as a scrape leaves them. What the rules record and which alerts fire comes from 
 by ``promtool test rules`` over the same samples: a server evaluates rules only as time passes.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import struct
@@ -51,7 +49,6 @@ class Samples:
     """All samples of all series, with the marks of those that ended."""
 
     def __init__(self) -> None:
-        """Start without samples."""
         self.points: Points = {}
         self._last: dict[str, set[Labels]] = {}
 
@@ -65,12 +62,9 @@ class Samples:
 
 
 def collect(nodes: Mapping[str, Iterable[Page]], scratch: Path, read: str = "") -> Samples:
-    """Scrape all nodes and evaluate all rules, and return every sample.
+    """Scrape all nodes and evaluate all rules in an empty directory, and return every sample.
 
-    Args:
-        nodes: the scrapes of each.
-        scratch: an empty directory.
-        read: texts with the recorded series that are asked for; all of them when empty.
+    ``read`` are texts with the recorded series that are asked for; all of them when empty.
     """
     samples = Samples()
     traces = []
@@ -113,9 +107,8 @@ def _parse_series(series: str, instance: str) -> Labels:
 
 @cache  # a recorded series is in hundreds of evaluations
 def _parse_labels(name: str, text: str) -> Labels:
-    return tuple(
-        sorted([("__name__", name), *((key, _unescape(each)) for key, each in _LABEL.findall(text))])
-    )
+    pairs = [(key, _unescape(each)) for key, each in _LABEL.findall(text)]
+    return tuple(sorted([("__name__", name), *pairs]))
 
 
 def _unescape(text: str) -> str:
@@ -161,10 +154,8 @@ def _evaluate_rules(
         if found := _TIME.match(line):
             at = parse_duration(found[1])
         elif line.lstrip().startswith("got:"):
-            yield (
-                at,
-                {_parse_labels(name, labels): float(value) for name, labels, value in _SAMPLE.findall(line)},
-            )
+            found_here = _SAMPLE.findall(line)
+            yield at, {_parse_labels(name, labels): float(value) for name, labels, value in found_here}
 
 
 def intervals() -> dict[str, float]:
@@ -242,26 +233,20 @@ def send(samples: Samples, engine: Engine, ahead: float = 0.0) -> None:
 
 
 @contextmanager
-def prometheus(program: Path, home: Path, samples: Samples, ahead: float = 0.0) -> Iterator[Engine]:
-    """Run a Prometheus that has the samples, shifted by some seconds."""
+def prometheus(program: Path, home: Path, samples: Samples) -> Iterator[Engine]:
     with empty_prometheus(program, home) as engine:
-        send(samples, engine, ahead)
+        send(samples, engine)
         yield engine
 
 
 @contextmanager
 def empty_prometheus(program: Path, home: Path) -> Iterator[Engine]:
-    """Run a Prometheus that takes samples."""
     home.mkdir(parents=True, exist_ok=True)
     (home / "prometheus.yml").write_text("global: {}\n", encoding="ascii")
     port = free_port()
-    command: list[str | Path] = [
-        program,
-        f"--config.file={home / 'prometheus.yml'}",
-        f"--storage.tsdb.path={home / 'data'}",
-        f"--web.listen-address=127.0.0.1:{port}",
-        "--web.enable-remote-write-receiver",
-    ]
+    files = (f"--config.file={home / 'prometheus.yml'}", f"--storage.tsdb.path={home / 'data'}")
+    listening = (f"--web.listen-address=127.0.0.1:{port}", "--web.enable-remote-write-receiver")
+    command: list[str | Path] = [program, *files, *listening]
     with running(command, home, f"http://127.0.0.1:{port}") as engine:
         yield engine
 

@@ -1,7 +1,5 @@
 """Ask for the figures of single panels, as Grafana would."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.support.dashboards.answers import SPAN
@@ -13,24 +11,19 @@ AT_NOW: dict[str, Any] = {"instant": True, "span": SPAN}
 """How :func:`~tests.support.dashboards.database.ask` asks for current values."""
 
 
-def value(
-    engine: Engine, dashboard: str, panel: str, ref: str = "A", **chosen: str
-) -> list[dict[str, object]]:
+def value(engine: Engine, dashboard: str, panel: str, ref: str = "A", **chosen: str) -> list[dict[str, Any]]:
     """Return labels and value of the current result of one query of a panel."""
-    series = ask(
-        engine, substitute_variables(query_of(dashboard, panel, ref), **chosen), instant=True, span=SPAN
-    )
+    series = ask(engine, substitute_variables(query_of(dashboard, panel, ref), **chosen), **AT_NOW)
     return [{**each["metric"], "value": float(each["value"][1])} for each in series]
 
 
-def total_of(rows: list[dict[str, object]]) -> float:
-    """Return the sum of the values of some rows."""
-    return sum(float(str(row["value"])) for row in rows)
+def total_of(rows: list[dict[str, Any]]) -> float:
+    return sum(float(row["value"]) for row in rows)
 
 
 def query_of(dashboard: str, panel: str, ref: str = "A") -> str:
-    """Return a query of a panel."""
-    (found,) = [each for each in panels(load_dashboards()[dashboard]) if each["title"] == panel]
+    shown = panels(load_dashboards()[f"vramledger-{dashboard}"])
+    (found,) = [each for each in shown if each["title"] == panel]
     (target,) = [each for each in found["targets"] if each["refId"] == ref]
     return str(target["expr"])
 
@@ -43,6 +36,6 @@ def over_minutes(expr: str, minutes: int, **chosen: str) -> str:
 
 def pid_of(engine: Engine, node: str, **labels: str) -> str:
     """Return the pid of the one holder of a node with these labels."""
-    found = value(engine, "vramledger-node", "Holders", instance=node)
+    found = value(engine, "node", "Holders", instance=node)
     (pid,) = {str(row["pid"]) for row in found if labels.items() <= row.items()}
     return pid

@@ -1,7 +1,5 @@
 """The dashboards' committed files: their panels, queries and variables."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -25,7 +23,6 @@ class PanelQuery(NamedTuple):
 
 
 def load_dashboards() -> dict[str, Json]:
-    """Return every dashboard by its uid."""
     return {content["uid"]: content for content in (json.loads(path.read_text("utf-8")) for path in FILES)}
 
 
@@ -39,32 +36,23 @@ def panels(dashboard: Json) -> Iterator[Json]:
 
 
 def queries(dashboard: Json) -> Iterator[PanelQuery]:
-    """Yield the queries of panels and annotations."""
     for panel in panels(dashboard):
         for target in panel["targets"]:
-            yield PanelQuery(
-                dashboard["uid"], panel["title"], target["refId"], target["expr"], target["instant"]
-            )
+            asked = (target["refId"], target["expr"], target["instant"])
+            yield PanelQuery(dashboard["uid"], panel["title"], *asked)
     for each in dashboard["annotations"]["list"]:
         yield PanelQuery(dashboard["uid"], f"annotation: {each['name']}", "A", each["expr"], False)
 
 
 def all_queries() -> list[PanelQuery]:
-    """Return the queries of all dashboards."""
     return [each for dashboard in load_dashboards().values() for each in queries(dashboard)]
 
 
 INTERVALS = {"__range": "170m", "__range_s": "10200", "__rate_interval": "4m", "__interval": "1m"}
 CHOICES = {
-    "cluster": ".*",
+    **dict.fromkeys(("cluster", "team", "owner"), ".*"),
+    **dict.fromkeys(("model", "instance", "pid", "uuid", "gpu"), ".+"),
     "job": "vramledger",
-    "model": ".+",
-    "instance": ".+",
-    "team": ".*",
-    "owner": ".*",
-    "pid": ".+",
-    "uuid": ".+",
-    "gpu": ".+",
     "size": "40",
     "price": "2",
     "currency": "USD",

@@ -4,8 +4,6 @@ Each is simulated for some hours through the real tracker, metrics and expositio
 "now" for all. Recordings of real GPUs are among them, held at their last reading.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -49,7 +47,6 @@ Page = tuple[float, list[str]]
 
 
 def without_agents(host: Host) -> None:
-    """Let no program have an agent."""
     for process in host.processes:
         process.agent = False
 
@@ -173,21 +170,13 @@ def _sensors(now: float) -> Mapping[str, HardwareValue]:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A simulated node.
+    """A simulated node."""
 
-    Attributes:
-        name: its ``instance``.
-        build: the scenario.
-        seed: its variation.
-        prepare: gives it what it has besides.
-        weather: what happens between its exporter and Prometheus.
-    """
-
-    name: str
-    build: Callable[[Random], Scene]
-    seed: int = 1
-    prepare: Callable[[Host], None] = without_agents
-    weather: Weather = field(default_factory=Weather)
+    name: str  # its ``instance``
+    build: Callable[[Random], Scene]  # the scenario
+    seed: int = 1  # its variation
+    prepare: Callable[[Host], None] = without_agents  # gives it what it has besides
+    weather: Weather = field(default_factory=Weather)  # what happens between its exporter and Prometheus
 
 
 NODES = (
@@ -221,15 +210,8 @@ NODES = (
     Node("waits", healthy.ranks, 2, prepare=wait_for_a_rank),
 )
 
-RECORDED = {
-    "policies": 1.0,
-    "lively": 1.0,
-    "orphans-fork": 1.0,
-    "mps-clients": 1.0,
-    "notebook-kernel": 1.0,
-    "busy-and-idle": 1.0,
-    recorded.FAULTS: recorded.STRETCH,
-}
+_AS_IT_WAS = "policies lively orphans-fork mps-clients notebook-kernel busy-and-idle".split()
+RECORDED = {**dict.fromkeys(_AS_IT_WAS, 1.0), recorded.FAULTS: recorded.STRETCH}
 """Recordings of real H200s, and the factor by which they are stretched; each is held until "now"."""
 
 
@@ -260,15 +242,11 @@ def recorded_pages(name: str) -> Iterator[Page]:
 def _web_metrics() -> Collected:
     """Return the samples of a valid web configuration file, and of one wrong password."""
     refusals: list[Sample] = [((reason,), float(reason == "password")) for reason in WEB_REFUSALS]
-    return [
-        (WEB_REFUSED, refusals),
-        (WEB_CONFIG_LOADED, [((), 1.0)]),
-        (WEB_CONFIG_LOADED_TIME, [((), EPOCH)]),
-    ]
+    loaded: Collected = [(WEB_CONFIG_LOADED, [((), 1.0)]), (WEB_CONFIG_LOADED_TIME, [((), EPOCH)])]
+    return [(WEB_REFUSED, refusals), *loaded]
 
 
 def scrapes() -> Mapping[str, Iterable[Page]]:
-    """Return the pages of every node by its name."""
     return {
         **{node.name: simulated_pages(node) for node in NODES},
         **{f"recorded-{name}": recorded_pages(name) for name in RECORDED},

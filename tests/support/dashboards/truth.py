@@ -1,7 +1,5 @@
 """What the simulated exporters said, read from the samples themselves and not through a query."""
 
-from __future__ import annotations
-
 import re
 import struct
 from bisect import bisect_right
@@ -14,14 +12,7 @@ Values = dict[Labels, float]
 
 
 def values(samples: Samples, name: str, at: float, **matching: str) -> Values:
-    """Return the value that each series of a metric had at a moment; ended series have none.
-
-    Args:
-        samples: all samples.
-        name: of the metric.
-        at: Unix time.
-        matching: a pattern for each label that chooses series.
-    """
+    """Return the value that each matching series of a metric had at a Unix time; ended series have none."""
     found = {}
     for labels, points in samples.points.items():
         own = dict(labels)
@@ -36,10 +27,8 @@ def values(samples: Samples, name: str, at: float, **matching: str) -> Values:
 def increases(samples: Samples, name: str, begin: float, end: float, **matching: str) -> Values:
     """Return how much each counter rose between two moments; one that began in between rose from 0."""
     before = values(samples, name, begin, **matching)
-    return {
-        labels: value - before.get(labels, 0.0)
-        for labels, value in values(samples, name, end, **matching).items()
-    }
+    after = values(samples, name, end, **matching)
+    return {labels: value - before.get(labels, 0.0) for labels, value in after.items()}
 
 
 def by_label(found: Values, label: str) -> dict[str, float]:

@@ -4,11 +4,12 @@ import asyncio
 
 import pytest
 
-from tests.support.serving import run
 from vramledger.web import cancellation
 
 
-def test_a_task_that_swallows_its_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_task_that_swallows_its_cancellation_is_cancelled_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """If something swallows a cancellation, as asyncio.wait_for may, the task still ends."""
     monkeypatch.setattr(cancellation, "_REPEAT_AFTER", 0.01)
 
@@ -18,17 +19,14 @@ def test_a_task_that_swallows_its_cancellation_is_cancelled_again(monkeypatch: p
         except asyncio.CancelledError:
             await asyncio.Event().wait()
 
-    async def test() -> None:
-        over, first, other = (asyncio.create_task(each) for each in (asyncio.sleep(0), deaf(), deaf()))
-        await over
-        await cancellation.cancel_and_wait(over, first, other)
-        assert [each.cancelled() for each in (over, first, other)] == [False, True, True]
-        await cancellation.cancel_and_wait()
-
-    run(test)
+    over, first, other = (asyncio.create_task(each) for each in (asyncio.sleep(0), deaf(), deaf()))
+    await over
+    await cancellation.cancel_and_wait(over, first, other)
+    assert [each.cancelled() for each in (over, first, other)] == [False, True, True]
+    await cancellation.cancel_and_wait()
 
 
-def test_a_background_task_ends_with_its_block() -> None:
+async def test_a_background_task_ends_with_its_block() -> None:
     """A task runs while its block does, and ends with the block, also after an error."""
     running: list[bool] = []
 
@@ -46,9 +44,6 @@ def test_a_background_task_ends_with_its_block() -> None:
             message = "torn"
             raise ValueError(message)
 
-    async def test() -> None:
-        with pytest.raises(ValueError, match="torn"):
-            await fail()
-        assert running == []
-
-    run(test)
+    with pytest.raises(ValueError, match="torn"):
+        await fail()
+    assert running == []

@@ -1,7 +1,5 @@
 """One Prometheus with the simulated nodes, for all files of this folder: they stay on one worker."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,7 +25,6 @@ def samples(require_tool: Callable[[str], Path], tmp_path_factory: pytest.TempPa
 def engine(
     samples: Samples, require_tool: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
-    """Run the real Prometheus with these samples."""
     home = tmp_path_factory.mktemp("prometheus")
     with database.prometheus(require_tool("prometheus"), home, samples) as running_engine:
         yield running_engine
@@ -35,5 +32,4 @@ def engine(
 
 @pytest.fixture(scope="package")
 def answered(engine: Engine) -> list[Answer]:
-    """Return its answer to every query."""
     return list(answers(engine))

@@ -1,7 +1,5 @@
 """Each query of each panel is answered, with the columns and labels that the panel needs."""
 
-from __future__ import annotations
-
 import re
 import urllib.request
 from pathlib import Path
@@ -14,7 +12,7 @@ from tests.support.dashboards import database
 from tests.support.dashboards.answers import EMPTY, SPAN, Answer, answers
 from tests.support.dashboards.database import Samples, ask
 from tests.support.dashboards.figures import AT_NOW, pid_of, query_of
-from tests.support.dashboards.files import load_dashboards, panels, substitute_variables
+from tests.support.dashboards.files import all_queries, load_dashboards, panels, substitute_variables
 from tests.support.dashboards.nodes import NEWEST, SCRAPE
 from tests.support.fleet.engines import Engine, running, until
 from tests.support.ports import free_port
@@ -25,11 +23,9 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]  # 150 s of CPU fo
 
 def test_every_query_is_answered(answered: list[Answer]) -> None:
     """Each query has a result, or is in a list with the reason; the queries in the list have none."""
-    without = {
-        (each.asked.dashboard, each.asked.panel, each.asked.ref) for each in answered if not each.series
-    }
+    empty = [each.asked for each in answered if not each.series]
 
-    assert without == EMPTY.keys()
+    assert {(asked.dashboard, asked.panel, asked.ref) for asked in empty} == EMPTY.keys()
 
 
 def test_columns_exist_in_the_answers(engine: Engine) -> None:
@@ -44,9 +40,7 @@ def test_columns_exist_in_the_answers(engine: Engine) -> None:
                 uuids |= {"instance": "hoarder", "pid": pid_of(engine, "hoarder", owner="18")}
             labels = {"Value", *(f"Value #{target['refId']}" for target in panel["targets"])}
             for target in panel["targets"]:
-                for each in ask(
-                    engine, substitute_variables(target["expr"], **uuids), instant=True, span=SPAN
-                ):
+                for each in ask(engine, substitute_variables(target["expr"], **uuids), **AT_NOW):
                     labels |= each["metric"].keys()
             assert set(properties(panel)) <= labels, panel["title"]
 
@@ -66,11 +60,9 @@ def test_labels_exist_on_the_series(samples: Samples) -> None:
         names = {name for name, _ in labels}
         had.setdefault(dict(labels)["__name__"], set()).update(names)
     wrong = {
-        (panel["title"], metric, label)
-        for content in load_dashboards().values()
-        for panel in panels(content)
-        for target in panel["targets"]
-        for metric, matchers in selectors(target["expr"])
+        (asked.panel, metric, label)
+        for asked in all_queries()
+        for metric, matchers in selectors(asked.expr)
         if metric not in NEVER_RECORDED
         for label in re.findall(r"(\w+)\s*[=!]~?\s*\"", matchers)
         if label not in TARGET | had[metric] and not re.fullmatch(ALL_OR_NOTHING.get(label, ""), metric)
@@ -81,14 +73,11 @@ def test_labels_exist_on_the_series(samples: Samples) -> None:
 
 def test_the_variable_of_devices_shows_names_and_gives_uuids(engine: Engine) -> None:
     """Grafana's text is node, index and product, of an instance its id too; its value is the UUID."""
-    (variable,) = [
-        each
-        for each in load_dashboards()["vramledger-device"]["templating"]["list"]
-        if each["name"] == "uuid"
-    ]
+    listed = load_dashboards()["vramledger-device"]["templating"]["list"]
+    (variable,) = [each for each in listed if each["name"] == "uuid"]
     query = re.fullmatch(r"query_result\((.*)\)", variable["query"]["query"])
     assert query
-    found = ask(engine, substitute_variables(query[1]), instant=True, span=SPAN)
+    found = ask(engine, substitute_variables(query[1]), **AT_NOW)
     pattern = re.compile(variable["regex"].strip("/").replace("(?<", "(?P<"))
     lines = ["{" + ", ".join(f'{k}="{v}"' for k, v in sorted(each["metric"].items())) + "}" for each in found]
     matched = [pattern.search(line) for line in lines]
@@ -103,15 +92,10 @@ def test_the_variable_of_devices_shows_names_and_gives_uuids(engine: Engine) -> 
 
 def test_no_age_is_in_the_future(engine: Engine) -> None:
     """A host's clock that is ahead of Prometheus' gives ages of 0, never less."""
-    for content in load_dashboards().values():
-        for panel in panels(content):
-            for target in panel["targets"]:
-                if not target["expr"].startswith("clamp_min(time()"):
-                    continue
-                past = substitute_variables(target["expr"].replace("time()", "(time() - 7200)"))
-                assert all(float(each["value"][1]) >= 0 for each in ask(engine, past, **AT_NOW)), panel[
-                    "title"
-                ]
+    for asked in all_queries():
+        if asked.expr.startswith("clamp_min(time()"):
+            past = substitute_variables(asked.expr.replace("time()", "(time() - 7200)"))
+            assert all(float(each["value"][1]) >= 0 for each in ask(engine, past, **AT_NOW)), asked.panel
 
 
 POOLS = "Pools and use, by framework"
@@ -141,9 +125,7 @@ def test_what_is_recorded_for_graphs_is_what_the_exporters_said(
         found = ask(engine, expr, instant=True, span=0, ahead=-ago)
         return {str(sorted(row["metric"].items())): float(row["value"][1]) for row in found}
 
-    drawn = figures(
-        substitute_variables(query_of(f"vramledger-{dashboard}", panel, ref), instance="leak|jax"), 0
-    )
+    drawn = figures(substitute_variables(query_of(dashboard, panel, ref), instance="leak|jax"), 0)
     before = [
         figures(live.replace("{}", '{instance=~"leak|jax"}'), SCRAPE * scrapes) for scrapes in range(12)
     ]
@@ -156,20 +138,14 @@ LATER = 472_222 * 3600.0
 steps of subqueries fall on the same moments."""
 
 
-@pytest.mark.thorough
 def test_victoriametrics_answers_the_same(samples: Samples, answered: list[Answer], tmp_path: Path) -> None:
     """VictoriaMetrics also answers every query, with the same current series and figures."""
     program = require_newer("victoria-metrics")
     newest = sum(1 for values in samples.points.values() if values[-1][0] == NEWEST)
     port = free_port()
-    command: list[str | Path] = [
-        program,
-        f"-storageDataPath={tmp_path / 'data'}",
-        f"-httpListenAddr=127.0.0.1:{port}",
-        "-retentionPeriod=100y",
-        "-search.latencyOffset=0s",
-        "-loggerLevel=ERROR",
-    ]
+    flags = ("-retentionPeriod=100y", "-search.latencyOffset=0s", "-loggerLevel=ERROR")
+    place = (f"-storageDataPath={tmp_path / 'data'}", f"-httpListenAddr=127.0.0.1:{port}")
+    command: list[str | Path] = [program, *place, *flags]
     with running(command, tmp_path, f"http://127.0.0.1:{port}", "/health") as other:
         database.send(samples, other, LATER)
         urllib.request.urlopen(f"{other.url}/internal/force_flush", timeout=60).close()  # noqa: S310 loopback
@@ -199,7 +175,6 @@ def _series(engine: Engine) -> int:
     return int(found[0]["value"][1]) if found else 0
 
 
-@pytest.mark.thorough
 def test_a_newer_prometheus_answers_too(samples: Samples, answered: list[Answer], tmp_path: Path) -> None:
     """Prometheus 3 gives as many series for every query as Prometheus 2."""
     with database.prometheus(require_newer("prometheus"), tmp_path, samples) as newer:

@@ -1,7 +1,5 @@
 """What frameworks hold beyond their need, and what could share a GPU, is that of the simulation."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.dashboards.database import ask
@@ -13,35 +11,35 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]  # 150 s of CPU fo
 
 def test_more_jobs_add_up_and_have_a_known_need(engine: Engine) -> None:
     """The GPUs with room add up to the figure of more jobs, and name the job that is meant and its need."""
-    (total,) = value(engine, "vramledger-framework", "More jobs would fit")
-    rooms, jobs = (value(engine, "vramledger-framework", "Room on each GPU", ref) for ref in "EF")
+    (total,) = value(engine, "framework", "More jobs would fit")
+    rooms, jobs = (value(engine, "framework", "Room on each GPU", ref) for ref in "EF")
 
     assert total_of(rooms) == total["value"]
     with_room = {row["instance"] for row in rooms if row["value"]}
     assert {row["instance"] for row in jobs} == with_room >= {"apart"}
-    assert all(float(str(row["value"])) > 0 for row in jobs)
+    assert all(row["value"] > 0 for row in jobs)
 
 
 def test_jobs_that_could_move_are_named_with_the_gpu(engine: Engine) -> None:
     """Each of two small jobs on a GPU each is named with the other's GPU."""
     panel = "Jobs that could move to another GPU"
-    jobs = value(engine, "vramledger-framework", panel, instance="apart")
+    jobs = value(engine, "framework", panel, instance="apart")
     assert {(job["gpu"], job["to"]) for job in jobs} == {("0", "1"), ("1", "0")}
-    assert value(engine, "vramledger-framework", panel, instance="waits") == []
+    assert value(engine, "framework", panel, instance="waits") == []
 
 
 def test_retries_are_counted_in_whole_numbers(engine: Engine) -> None:
     """A count of retries is not extrapolated to a part of one."""
-    rows = value(engine, "vramledger-framework", "Fragmentation: free, but not usable", "C")
+    rows = value(engine, "framework", "Fragmentation: free, but not usable", "C")
 
     assert rows
-    assert all(float(str(row["value"])).is_integer() for row in rows)
+    assert all(row["value"].is_integer() for row in rows)
 
 
 def test_whether_segments_expand_stands_beside_fragmentation(engine: Engine) -> None:
     """Each program with free pieces says whether the setting that helps is there."""
-    rows = value(engine, "vramledger-framework", "Fragmentation: free, but not usable")
-    told = value(engine, "vramledger-framework", "Fragmentation: free, but not usable", "E")
+    rows = value(engine, "framework", "Fragmentation: free, but not usable")
+    told = value(engine, "framework", "Fragmentation: free, but not usable", "E")
 
     assert {row["pid"] for row in rows} <= {row["pid"] for row in told}
     assert {row["value"] for row in told} <= {0.0, 1.0}
@@ -51,9 +49,7 @@ def test_fragmentation_is_the_share_of_the_pool_in_free_pieces(engine: Engine) -
     """It is what is split and free over what is reserved: few pieces of a large pool are a small share."""
     shares: dict[str, float] = {}
     for node in ("fragmented", "leak"):
-        (row,) = value(
-            engine, "vramledger-framework", "Fragmentation: free, but not usable", "B", instance=node
-        )
+        (row,) = value(engine, "framework", "Fragmentation: free, but not usable", "B", instance=node)
         split, pool = (
             float(each["value"][1])
             for metric in ("inactive_split", "reserved")

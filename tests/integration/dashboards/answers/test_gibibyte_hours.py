@@ -1,7 +1,5 @@
 """GiB-hours, hours of GPUs and money are what the exporters counted in each range."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.dashboards import database, truth
@@ -19,10 +17,10 @@ def test_wasted_gibibyte_hours_are_those_of_the_simulation(engine: Engine) -> No
     """The GiB-hours of a range are those that the exporters counted in it, whatever the range."""
     wasted = 'vramledger_owner_memory_wasted_byte_seconds_total{instance="hoarder"}'
     for minutes in (30, 31, 45, 60, 94, 120, 127):
-        expr = query_of("vramledger-owner", "GiB-hours in time range", "C")
-        shown = ask(engine, over_minutes(expr, minutes, instance="hoarder"), instant=True, span=SPAN)
+        expr = query_of("owner", "GiB-hours in time range", "C")
+        shown = ask(engine, over_minutes(expr, minutes, instance="hoarder"), **AT_NOW)
         counted = f"sum({wasted} - ({wasted} offset {minutes}m or 0 * {wasted})) / 2^30 / 3600"
-        (true,) = ask(engine, counted, instant=True, span=SPAN)
+        (true,) = ask(engine, counted, **AT_NOW)
 
         assert float(shown[0]["value"][1]) == pytest.approx(float(true["value"][1]), rel=4.5 / minutes)
 
@@ -42,7 +40,7 @@ def test_each_owner_has_the_gibibyte_hours_that_the_exporter_counted(
             for ends in (300, -300)
         )
         for node, owner in least:
-            expr = over_minutes(query_of("vramledger-owner", USAGE, ref), minutes, instance=node)
+            expr = over_minutes(query_of("owner", USAGE, ref), minutes, instance=node)
             shown = {row["metric"]["owner"]: float(row["value"][1]) for row in ask(engine, expr, **AT_NOW)}
             if least[node, owner] > 0.01:
                 longest = max(most.get((node, owner), 0.0), least[node, owner]) * (1 + 10 / minutes)
@@ -61,12 +59,10 @@ def _by_owner(rises: dict[tuple[tuple[str, str], ...], float]) -> dict[tuple[str
 def test_a_week_has_the_gibibyte_hours_of_a_range_of_a_week(engine: Engine) -> None:
     """Owner says the same of 7 days in its figure and in its table, which says so a week later too."""
     week = 7 * 24 * 60
-    figure = over_minutes(
-        query_of("vramledger-owner", "GiB-hours in time range", "C"), week, instance="hoarder"
-    )
-    (shown,) = ask(engine, figure, instant=True, span=SPAN)
+    figure = over_minutes(query_of("owner", "GiB-hours in time range", "C"), week, instance="hoarder")
+    (shown,) = ask(engine, figure, **AT_NOW)
     for ref, weeks in (("A", 0), ("B", 1), ("D", 3)):
-        expr = over_minutes(query_of("vramledger-owner", "Wasted, week by week", ref), 60, instance="hoarder")
+        expr = over_minutes(query_of("owner", "Wasted, week by week", ref), 60, instance="hoarder")
         rows = ask(engine, expr, instant=True, span=SPAN, ahead=60.0 * weeks * week)
 
         said = sum(float(row["value"][1]) for row in rows)
@@ -90,35 +86,32 @@ def test_hours_and_cost_are_those_of_the_simulation(samples: Samples, engine: En
         )
         gpus = {labels: value / memory[dict(labels)["uuid"]] for labels, value in wasted.items()}
         states = truth.by_label(held, "state")
+        byte_seconds = {"A": sum(held.values()), "B": sum(wasted.values())}
+        for ref, state in zip("EFGHI", ("active", "idle", "stopped", "orphaned", "zombie"), strict=True):
+            byte_seconds[ref] = states[state]
+        hours = sum(gpus.values()) / 3600
         true = {
-            "A": sum(held.values()) / 2**30 / 3600,
-            "B": sum(wasted.values()) / 2**30 / 3600,
-            "C": sum(gpus.values()) / 3600,
-            "D": 2 * sum(gpus.values()) / 3600,
-            "E": states["active"] / 2**30 / 3600,
-            "F": states["idle"] / 2**30 / 3600,
-            "G": states["stopped"] / 2**30 / 3600,
-            "H": states["orphaned"] / 2**30 / 3600,
-            "I": states["zombie"] / 2**30 / 3600,
+            "C": hours,
+            "D": 2 * hours,
+            **{ref: each / 2**30 / 3600 for ref, each in byte_seconds.items()},
         }
         for ref, figure in true.items():
-            expr = query_of("vramledger-owner", "GiB-hours by owner and state", ref)
+            expr = query_of("owner", "GiB-hours by owner and state", ref)
             shown = ask(engine, over_minutes(expr, minutes, price="2", **chosen), **AT_NOW)
-            assert sum(float(each["value"][1]) for each in shown) == pytest.approx(figure, rel=near), (
-                minutes, ref,
-            )  # fmt: skip
-        cost = ask(engine, over_minutes(query_of("vramledger-owner", COST), minutes, **chosen), **AT_NOW)
+            total = sum(float(each["value"][1]) for each in shown)
+            assert total == pytest.approx(figure, rel=near), (minutes, ref)
+        cost = ask(engine, over_minutes(query_of("owner", COST), minutes, **chosen), **AT_NOW)
         assert float(cost[0]["value"][1]) == pytest.approx(true["D"], rel=near)
 
 
 def test_wasted_means_the_same_everywhere(engine: Engine) -> None:
     """The fleet, its teams, its owners and its nodes waste the same number of bytes, and of GiB-hours."""
     chosen = {"instance": "hoarder|pod|notebook|stopped|zombie|orphan|dead"}
-    (fleet,) = value(engine, "vramledger-fleet", "Wasted memory", **chosen)
-    (node,) = value(engine, "vramledger-node", "Wasted", **chosen)
-    teams = value(engine, "vramledger-fleet", "GiB-hours by team and state", "B", **chosen)
-    owners = value(engine, "vramledger-fleet", "Waste by owner", **chosen)
-    (stat,) = value(engine, "vramledger-owner", "GiB-hours in time range", "C", **chosen)
+    (fleet,) = value(engine, "fleet", "Wasted memory", **chosen)
+    (node,) = value(engine, "node", "Wasted", **chosen)
+    teams = value(engine, "fleet", "GiB-hours by team and state", "B", **chosen)
+    owners = value(engine, "fleet", "Waste by owner", **chosen)
+    (stat,) = value(engine, "owner", "GiB-hours in time range", "C", **chosen)
 
     assert fleet["value"] == node["value"]
     assert total_of(teams) == pytest.approx(total_of(owners))
@@ -129,20 +122,15 @@ def test_wasted_means_the_same_everywhere(engine: Engine) -> None:
 def test_what_an_owner_wastes_now_is_what_its_devices_say(engine: Engine) -> None:
     """Owner says of now what Node says, and no mean of the minutes before."""
     for node in ("notebook", "hoarder", "stopped", "orphan", "recorded-policies"):
-        (shown,) = value(engine, "vramledger-owner", "Memory", "B", instance=node)
-        (wasted,) = value(engine, "vramledger-node", "Wasted", instance=node)
+        (shown,) = value(engine, "owner", "Memory", "B", instance=node)
+        (wasted,) = value(engine, "node", "Wasted", instance=node)
         assert shown["value"] == wasted["value"], node
 
 
 def test_what_is_drawn_of_waste_is_what_is_counted(engine: Engine) -> None:
     """The area of *Wasted, by owner* is the GiB-hours of the range, but for the newest minutes."""
-    chosen = {"instance": "hoarder"}
-    drawn = ask(
-        engine,
-        substitute_variables(query_of("vramledger-fleet", "Wasted, by owner, 4-minute means"), **chosen),
-        instant=False,
-        span=7200,
-    )
+    expr = substitute_variables(query_of("fleet", "Wasted, by owner, 4-minute means"), instance="hoarder")
+    drawn = ask(engine, expr, instant=False, span=7200)
     area = sum(float(point) for series in drawn for _, point in series["values"][:-4]) * database.STEP
     counted = 'vramledger_owner_memory_wasted_byte_seconds_total{instance="hoarder"}'
     (true,) = ask(engine, f"sum({counted} offset 4m - {counted} offset 2h)", **AT_NOW)

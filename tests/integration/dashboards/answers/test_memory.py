@@ -1,13 +1,10 @@
 """The figures of the memory of fleets, nodes and devices are those of the simulation."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest
 
 from tests.support.dashboards import truth
-from tests.support.dashboards.answers import SPAN
 from tests.support.dashboards.database import STALE, Samples, ask
 from tests.support.dashboards.figures import AT_NOW, over_minutes, query_of, total_of, value
 from tests.support.dashboards.files import substitute_variables
@@ -22,8 +19,8 @@ def test_figures_of_a_node_are_those_of_its_newest_scrape(samples: Samples, engi
     for node in ("leak", "large-moment", "recorded-faults"):
         ledger = truth.values(samples, "vramledger_device_memory_bytes", NOW, instance=node)
         states = truth.by_label(ledger, "state")
-        (used,) = value(engine, "vramledger-node", "Memory used", instance=node)
-        (active,) = value(engine, "vramledger-node", "Memory used", "B", instance=node)
+        (used,) = value(engine, "node", "Memory used", instance=node)
+        (active,) = value(engine, "node", "Memory used", "B", instance=node)
 
         assert used["value"] == pytest.approx(1 - states["free"] / sum(states.values()))
         assert active["value"] == pytest.approx(states["active"] / sum(states.values()))
@@ -31,7 +28,7 @@ def test_figures_of_a_node_are_those_of_its_newest_scrape(samples: Samples, engi
 
 def test_no_panel_counts_an_instance_as_a_gpu(engine: Engine) -> None:
     """A GPU with three MIG instances is one GPU wherever GPUs are counted, and has three ledgers."""
-    fleet, node = "vramledger-fleet", "vramledger-node"
+    fleet, node = "fleet", "node"
     for dashboard, panel, ref in ((fleet, "GPUs", "A"), (fleet, "GPUs", "B"), (node, "GPUs reachable", "A")):
         assert total_of(value(engine, dashboard, panel, ref, instance="mig")) == 1, (panel, ref)
     for ref, model, count in (("B", "NVIDIA H200", 1), ("F", "NVIDIA H200 MIG 1g.18gb", 3)):
@@ -46,24 +43,24 @@ def test_no_panel_counts_an_instance_as_a_gpu(engine: Engine) -> None:
 
 def test_the_hoarder_is_found_in_three_clicks(engine: Engine) -> None:
     """Fleet to owner to device: the first row names the owner, the next ones the process and the GPU."""
-    rows = value(engine, "vramledger-fleet", "Waste by owner", instance="hoarder|nobody|ranks|leak")
-    worst = max(rows, key=lambda row: float(str(row["value"])))
+    rows = value(engine, "fleet", "Waste by owner", instance="hoarder|nobody|ranks|leak")
+    worst = max(rows, key=lambda row: row["value"])
     assert (worst["owner_type"], worst["owner"]) == ("slurm", "17")
 
-    (process,) = value(engine, "vramledger-owner", "Processes", owner=str(worst["owner"]))
+    (process,) = value(engine, "owner", "Processes", owner=str(worst["owner"]))
     assert (process["state"], process["instance"], process["gpu"]) == ("idle", "hoarder", "0")
-    (since,) = value(engine, "vramledger-owner", "Processes", "B", owner=str(worst["owner"]))
-    assert float(str(since["value"])) > 3600
+    (since,) = value(engine, "owner", "Processes", "B", owner=str(worst["owner"]))
+    assert since["value"] > 3600
 
-    holders = value(engine, "vramledger-device", "Holders", uuid=str(process["uuid"]))
+    holders = value(engine, "device", "Holders", uuid=str(process["uuid"]))
     assert {str(each["owner"]) for each in holders} == {"17", "18"}
 
 
 def test_what_is_wasted_of_a_recorded_incident(engine: Engine) -> None:
     """Fleet names what real H200s certainly waste; who is idle by inference only is not among it."""
-    rows = value(engine, "vramledger-fleet", "Largest wasted holdings", instance="recorded-lively")
-    worst = max(rows, key=lambda row: float(str(row["value"])))
-    (wasted,) = value(engine, "vramledger-node", "Wasted", instance="recorded-lively")
+    rows = value(engine, "fleet", "Largest wasted holdings", instance="recorded-lively")
+    worst = max(rows, key=lambda row: row["value"])
+    (wasted,) = value(engine, "node", "Wasted", instance="recorded-lively")
 
     assert (worst["command"], worst["state"]) == ("holder.py", "stopped")
     assert total_of(rows) == wasted["value"]
@@ -71,23 +68,21 @@ def test_what_is_wasted_of_a_recorded_incident(engine: Engine) -> None:
 
 def test_the_parts_add_up_to_the_total(engine: Engine) -> None:
     """On every device the ledger's parts add up to the line that is drawn as their total."""
-    devices = ask(engine, "vramledger_device_memory_total_bytes", instant=True, span=SPAN)
+    devices = ask(engine, "vramledger_device_memory_total_bytes", **AT_NOW)
     for device in devices:
         uuid = device["metric"]["uuid"]
-        parts = value(engine, "vramledger-device", "Ledger", "A", uuid=uuid)
-        (total,) = value(engine, "vramledger-device", "Ledger", "B", uuid=uuid)
-        assert sum(float(str(part["value"])) for part in parts) == total["value"]
+        parts = value(engine, "device", "Ledger", "A", uuid=uuid)
+        (total,) = value(engine, "device", "Ledger", "B", uuid=uuid)
+        assert sum(part["value"] for part in parts) == total["value"]
     assert len(devices) > len(NODES)
 
 
 def test_the_peak_is_of_the_same_memory_as_now(engine: Engine) -> None:
     """Where nothing changes, the peak is the share that is in use now: both have the driver's reserve."""
-    (device,) = ask(
-        engine, 'vramledger_device_memory_total_bytes{instance="notebook"}', instant=True, span=SPAN
-    )
+    (device,) = ask(engine, 'vramledger_device_memory_total_bytes{instance="notebook"}', **AT_NOW)
     chosen = {"instance": "notebook", "uuid": device["metric"]["uuid"]}
-    (now,) = value(engine, "vramledger-device", "Memory used", "A", **chosen)
-    (peak,) = value(engine, "vramledger-device", "Memory used", "B", **chosen)
+    (now,) = value(engine, "device", "Memory used", "A", **chosen)
+    (peak,) = value(engine, "device", "Memory used", "B", **chosen)
     assert peak["value"] == pytest.approx(now["value"], abs=1e-6)
 
 
@@ -97,11 +92,8 @@ def test_the_peak_is_the_highest_of_the_time_range(samples: Samples, engine: Eng
     for labels, points in samples.points.items():
         own = dict(labels)
         if own["__name__"] == name:
-            bytes_used = [
-                struct.unpack("<d", each)[0]
-                for at, each in points
-                if NOW - 5400 < at <= NOW and each != STALE
-            ]
+            within = [each for at, each in points if NOW - 5400 < at <= NOW and each != STALE]
+            bytes_used = [struct.unpack("<d", each)[0] for each in within]
             if bytes_used and max(bytes_used) > 1.01 * bytes_used[-1] and points[-1][0] > NOW - SCRAPE:
                 fell.append((max(bytes_used), {"instance": own["instance"], "uuid": own["uuid"]}))
     assert fell
@@ -110,7 +102,7 @@ def test_the_peak_is_the_highest_of_the_time_range(samples: Samples, engine: Eng
         reserve = truth.values(
             samples, "vramledger_device_memory_bytes", NOW, state="driver_reserved", **device
         )
-        expr = query_of("vramledger-device", "Memory used", "B")
+        expr = query_of("device", "Memory used", "B")
         (shown,) = ask(engine, over_minutes(expr, 90, **device), **AT_NOW)
         assert float(shown["value"][1]) == pytest.approx((highest + sum(reserve.values())) / total), device
 
@@ -139,12 +131,11 @@ def test_capacity_is_that_of_the_simulation(samples: Samples, engine: Engine) ->
             "E": sum(value >= 40 * 2**30 for value in free),
         }
         for ref, figure in true.items():
-            expr = query_of("vramledger-fleet", "Capacity by GPU model", ref)
+            expr = query_of("fleet", "Capacity by GPU model", ref)
             shown = ask(engine, over_minutes(expr, minutes, size="40", **node), **AT_NOW)
+            total = sum(float(each["value"][1]) for each in shown)
             # The rules may have looked a minute earlier.
-            assert sum(float(each["value"][1]) for each in shown) == pytest.approx(figure, rel=0.01), (
-                minutes, ref,
-            )  # fmt: skip
+            assert total == pytest.approx(figure, rel=0.01), (minutes, ref)
 
 
 def test_the_gpus_with_most_room_are_named(samples: Samples, engine: Engine) -> None:
@@ -156,8 +147,8 @@ def test_the_gpus_with_most_room_are_named(samples: Samples, engine: Engine) -> 
         if own["state"] == "free"
     }
     shown, used, holders = (
-        {(str(row["instance"]), str(row["uuid"])): float(str(row["value"])) for row in rows}
-        for rows in (value(engine, "vramledger-fleet", "GPUs with most free memory", ref) for ref in "ABC")
+        {(str(row["instance"]), str(row["uuid"])): row["value"] for row in rows}
+        for rows in (value(engine, "fleet", "GPUs with most free memory", ref) for ref in "ABC")
     )
 
     assert len(shown) == 10
@@ -170,43 +161,42 @@ def test_the_gpus_with_most_room_are_named(samples: Samples, engine: Engine) -> 
 
 def test_the_parts_of_a_total_add_up(engine: Engine) -> None:
     """GPUs up and down are all whole GPUs, on every panel; each node is counted once, by its status."""
-    every, *gpus, empty = [value(engine, "vramledger-fleet", "GPUs", ref)[0] for ref in "ABCD"]
-    by_model = value(engine, "vramledger-fleet", "Capacity by GPU model", "B")
-    instances = value(engine, "vramledger-fleet", "Capacity by GPU model", "F")
+    every, *gpus, empty = [value(engine, "fleet", "GPUs", ref)[0] for ref in "ABCD"]
+    by_model = value(engine, "fleet", "Capacity by GPU model", "B")
+    instances = value(engine, "fleet", "Capacity by GPU model", "F")
     known = 'count(count by (instance, gpu) (vramledger_device_up{uuid!~"MIG-.*"}))'
-    (whole,) = ask(engine, known, instant=True, span=SPAN)
+    (whole,) = ask(engine, known, **AT_NOW)
     assert total_of(gpus) == every["value"] == total_of(by_model) == float(whole["value"][1])
     assert total_of(instances) == 3
-    assert float(str(empty["value"])) <= float(str(every["value"]))
+    assert empty["value"] <= every["value"]
     for dashboard in ("fleet", "exporter", "owner", "framework"):
-        nodes = [value(engine, f"vramledger-{dashboard}", "Exporters", ref)[0] for ref in "ABCD"]
+        nodes = [value(engine, dashboard, "Exporters", ref)[0] for ref in "ABCD"]
         assert total_of(nodes) == len(NODES) + len(RECORDED)
-        rows = value(engine, "vramledger-exporter", "Nodes that are not fully watched")
+        rows = value(engine, "exporter", "Nodes that are not fully watched")
         assert total_of(nodes[1:]) == len(rows)
 
 
 def test_the_share_of_a_limit_is_what_its_cgroup_has_taken(engine: Engine) -> None:
     """An owner whose use is known has a share; one whose use is not known has a limit alone."""
-    limits = value(engine, "vramledger-node", "Limits", "A", instance="jax")
-    shares = value(engine, "vramledger-owner", "Limits", "C", instance="jax")
+    limits = value(engine, "node", "Limits", "A", instance="jax")
+    shares = value(engine, "owner", "Limits", "C", instance="jax")
 
     assert len(limits) == 2
-    taken = total_of(value(engine, "vramledger-node", "Limits", "B", instance="jax"))
-    held = {row["owner"]: row["value"] for row in value(engine, "vramledger-node", "Holders", instance="jax")}
+    taken = total_of(value(engine, "node", "Limits", "B", instance="jax"))
+    held = {row["owner"]: row["value"] for row in value(engine, "node", "Holders", instance="jax")}
     assert [row["value"] for row in shares] == [taken / (80 * 2**30)]
     (named,) = (row["owner"] for row in shares)
     assert taken == held[named]
-    assert value(engine, "vramledger-owner", "Limits", instance="jax", owner="nobody-else") == []
-    assert value(engine, "vramledger-owner", "Limits", "C", instance="jax", owner=str(named))
+    assert value(engine, "owner", "Limits", instance="jax", owner="nobody-else") == []
+    assert value(engine, "owner", "Limits", "C", instance="jax", owner=str(named))
 
 
 def test_managed_memory_is_in_its_holders_figures(engine: Engine) -> None:
     """Uncharged bytes are part of what a process and its owner hold, and are shown apart beside it."""
-    held = total_of(value(engine, "vramledger-node", "Holders", instance="managed"))
-    pids = {str(row["pid"]) for row in value(engine, "vramledger-node", "Holders", instance="managed")}
+    held = total_of(value(engine, "node", "Holders", instance="managed"))
+    pids = {str(row["pid"]) for row in value(engine, "node", "Holders", instance="managed")}
     apart = sum(
-        total_of(value(engine, "vramledger-process", "The process", "E", instance="managed", pid=pid))
-        for pid in pids
+        total_of(value(engine, "process", "The process", "E", instance="managed", pid=pid)) for pid in pids
     )
     charged = ask(engine, 'sum(vramledger_process_memory_bytes{instance="managed"})', instant=True, span=0)
 
@@ -219,45 +209,40 @@ def test_tables_of_holders_have_the_newest_scrape(engine: Engine) -> None:
     for node in ("leak", "managed"):
         (owner, there) = (
             total_of(value(engine, dashboard, panel, instance=node))
-            for dashboard, panel in (("vramledger-owner", "Processes"), ("vramledger-node", "Holders"))
+            for dashboard, panel in (("owner", "Processes"), ("node", "Holders"))
         )
-        both = (
-            f'{{__name__=~"vramledger_process_(uncharged_)?memory_bytes", instance="{node}", pid!="other"}}'
-        )
-        (newest,) = ask(engine, f"sum({both})", **AT_NOW)
+        both = '__name__=~"vramledger_process_(uncharged_)?memory_bytes"'
+        (newest,) = ask(engine, f'sum({{{both}, instance="{node}", pid!="other"}})', **AT_NOW)
         assert owner == there == float(newest["value"][1])
 
 
 def test_there_is_room_where_the_ledger_says_so(samples: Samples, engine: Engine) -> None:
     """GPUs counts those with as much free memory as the chosen job needs; Capacity has them by model."""
-    (room,) = value(engine, "vramledger-fleet", "GPUs", "F", instance="leak|hoarder|jax|ranks|small-jobs")
+    nodes = {"instance": "leak|hoarder|jax|ranks|small-jobs"}
+    (room,) = value(engine, "fleet", "GPUs", "F", **nodes)
     free = truth.by_label(
-        truth.values(
-            samples, "vramledger_device_memory_bytes", NOW, state="free",
-            instance="leak|hoarder|jax|ranks|small-jobs",
-        ),
-        "uuid",
-    )  # fmt: skip
+        truth.values(samples, "vramledger_device_memory_bytes", NOW, state="free", **nodes), "uuid"
+    )
     assert room["value"] == sum(size >= 40 * 2**30 for size in free.values()) > 0
 
 
 def test_fleet_and_owner_hold_the_same(engine: Engine) -> None:
     """What all owners hold is what the fleet holds, at the same moment, also where holdings change."""
     for node in ("leak", "small-jobs", "mig", "hoarder", "large-moment", "recorded-lively", "jax"):
-        (fleet,) = value(engine, "vramledger-fleet", "Memory", "B", instance=node)
-        (owners,) = value(engine, "vramledger-owner", "Memory", instance=node)
+        (fleet,) = value(engine, "fleet", "Memory", "B", instance=node)
+        (owners,) = value(engine, "owner", "Memory", instance=node)
         assert owners["value"] == fleet["value"], node
     for team, owner in (("ada", ".*"), (".*", "17")):
-        (chosen,) = value(engine, "vramledger-owner", "Memory", team=team, owner=owner)
-        assert float(str(chosen["value"])) > 0
+        (chosen,) = value(engine, "owner", "Memory", team=team, owner=owner)
+        assert chosen["value"] > 0
 
 
 def test_unowned_and_unknown_memory_is_listed(engine: Engine) -> None:
     """Unattributed and unknown are rows of a table, which are a minute newer, as is who is orphaned."""
-    expr = query_of("vramledger-fleet", "Unowned and unknown memory").replace("topk(50, ", "(")
+    expr = query_of("fleet", "Unowned and unknown memory").replace("topk(50, ", "(")
     rows = ask(engine, substitute_variables(expr), **AT_NOW)
     sums = truth.by_label({tuple(row["metric"].items()): float(row["value"][1]) for row in rows}, "state")
     assert {"orphaned", "zombie", "dead"} <= sums.keys()
     for ref, state in (("C", "unattributed"), ("D", "unknown")):
-        (figure,) = value(engine, "vramledger-fleet", "Wasted memory", ref)
+        (figure,) = value(engine, "fleet", "Wasted memory", ref)
         assert sums[state] == pytest.approx(figure["value"], rel=0.01)

@@ -1,7 +1,5 @@
 """A process has the figures, the growth, the first step and the failures that the simulation gave it."""
 
-from __future__ import annotations
-
 import pytest
 
 from dashboards.src.process import SILENT
@@ -22,7 +20,7 @@ def test_a_process_is_charged_no_more_than_it_holds(engine: Engine) -> None:
     """What NVML charges to a process is drawn where it is less than it holds; else both are the same."""
 
     def drawn(ref: str, instance: str) -> dict[float, str]:
-        query = query_of("vramledger-process", "Where its memory goes", ref)
+        query = query_of("process", "Where its memory goes", ref)
         found = ask(engine, substitute_variables(query, instance=instance), instant=False, span=SPAN)
         return dict(found[0]["values"]) if found else {}
 
@@ -35,37 +33,35 @@ def test_a_process_is_charged_no_more_than_it_holds(engine: Engine) -> None:
 
 def test_a_program_without_an_agent_has_no_framework_figures(engine: Engine) -> None:
     """Figures that only an agent has are absent without one, never 0."""
-    assert value(engine, "vramledger-node", "Holders", "F", instance="notebook") == []
-    assert len(value(engine, "vramledger-owner", "Processes", "A", instance="notebook")) == 1
-    assert value(engine, "vramledger-process", "Where its memory goes", "B", instance="notebook") == []
+    assert value(engine, "node", "Holders", "F", instance="notebook") == []
+    assert len(value(engine, "owner", "Processes", "A", instance="notebook")) == 1
+    assert value(engine, "process", "Where its memory goes", "B", instance="notebook") == []
     for panel in ("Peak need", "Reclaimable now"):
-        (why,) = value(engine, "vramledger-process", panel, instance="notebook")
+        (why,) = value(engine, "process", panel, instance="notebook")
         assert why["value"] == NO_SOURCE
 
 
 def test_a_fast_leak_grows_and_its_gpu_has_a_time_until_full(engine: Engine) -> None:
     """The holder that leaks has its rate, and its GPU the time until it is full."""
-    (growing,) = value(engine, "vramledger-process", "Grows", instance="leak")
-    (full,) = value(engine, "vramledger-device", "Time until full", instance="leak", uuid=".+")
+    (growing,) = value(engine, "process", "Grows", instance="leak")
+    (full,) = value(engine, "device", "Time until full", instance="leak", uuid=".+")
 
-    assert float(str(growing["value"])) > 0
-    assert float(str(full["value"])) > 0
+    assert growing["value"] > 0
+    assert full["value"] > 0
 
 
 def test_who_grows_steadily_is_named_whether_an_alert_fires_or_not(engine: Engine) -> None:
     """Fleet names each program that a leak alert may come to name, and no other, with its rate."""
-    rows = value(engine, "vramledger-fleet", "Who grows steadily", instance="leak|hoarder|jax|small-jobs")
+    rows = value(engine, "fleet", "Who grows steadily", instance="leak|hoarder|jax|small-jobs")
     grown = ask(engine, f'{{__name__=~"{GROWTH}:delta6m|{GROWTH}:delta30m", instance="leak"}}', **AT_NOW)
 
     assert {(row["instance"], row["pid"]) for row in rows} == {
         ("leak", each["metric"]["pid"]) for each in grown
     }
-    spans = {"6m": 360, "30m": 1800}
-    rates = [
-        float(each["value"][1]) / spans[each["metric"]["__name__"].rpartition("delta")[2]] for each in grown
-    ]
+    spans = {f"{GROWTH}:delta6m": 360, f"{GROWTH}:delta30m": 1800}
+    rates = [float(each["value"][1]) / spans[each["metric"]["__name__"]] for each in grown]
     assert rows
-    assert all(0.5 * min(rates) <= float(str(row["value"])) <= 1.5 * max(rates) for row in rows)
+    assert all(0.5 * min(rates) <= row["value"] <= 1.5 * max(rates) for row in rows)
 
 
 @pytest.mark.parametrize("node", ["managed", "jax", "fragmented"])
@@ -75,8 +71,8 @@ def test_what_a_process_has_adds_up_to_what_it_holds(engine: Engine, node: str) 
     for pid in {each["metric"]["pid"] for each in agents}:
         chosen = {"instance": node, "pid": pid}
         panel = "Where its memory goes"
-        held = total_of(value(engine, "vramledger-process", panel, "E", **chosen))
-        parts = [value(engine, "vramledger-process", panel, ref, **chosen) for ref in "ABCD"]
+        held = total_of(value(engine, "process", panel, "E", **chosen))
+        parts = [value(engine, "process", panel, ref, **chosen) for ref in "ABCD"]
         assert parts[3], chosen
         assert sum(total_of(part) for part in parts) <= 1.02 * held + 64 * 2**20, chosen
 
@@ -84,16 +80,11 @@ def test_what_a_process_has_adds_up_to_what_it_holds(engine: Engine, node: str) 
 @pytest.mark.parametrize("node", ["managed", "jax"])
 def test_the_figures_of_a_process_are_of_the_same_moment(engine: Engine, node: str) -> None:
     """What it holds is the same in its table and above it, unless it changed within 4 minutes."""
-    pids = {
-        each["metric"]["pid"]
-        for each in ask(engine, f'vramledger_process_memory_bytes{{instance="{node}"}}', **AT_NOW)
-    }
-    for pid in pids - {"other"}:
+    holders = ask(engine, f'vramledger_process_memory_bytes{{instance="{node}"}}', **AT_NOW)
+    for pid in {each["metric"]["pid"] for each in holders} - {"other"}:
         chosen = {"instance": node, "pid": pid}
-        above = value(engine, "vramledger-process", "Holds", **chosen)
-        assert total_of(value(engine, "vramledger-process", "The process", **chosen)) == total_of(above), (
-            chosen
-        )
+        above = value(engine, "process", "Holds", **chosen)
+        assert total_of(value(engine, "process", "The process", **chosen)) == total_of(above), chosen
 
 
 def test_who_made_a_job_fail_is_named(engine: Engine) -> None:
@@ -102,17 +93,15 @@ def test_who_made_a_job_fail_is_named(engine: Engine) -> None:
     chosen = {"instance": "hoarder", "pid": failed}
     blocker = f"train.py {hoarder} slurm 17"
     panel = "Newest failed allocation"
-    (failure,) = value(engine, "vramledger-process", panel, **chosen)
-    (named,) = value(engine, "vramledger-process", panel, "C", **chosen)
-    neighbours = value(engine, "vramledger-process", "Neighbours", **chosen)
-    on_device = value(
-        engine, "vramledger-device", "Why allocations failed", "E", instance="hoarder", uuid=".+"
-    )
+    (failure,) = value(engine, "process", panel, **chosen)
+    (named,) = value(engine, "process", panel, "C", **chosen)
+    neighbours = value(engine, "process", "Neighbours", **chosen)
+    on_device = value(engine, "device", "Why allocations failed", "E", instance="hoarder", uuid=".+")
     panel = "Programs that ran out of memory"
-    (on_node,) = value(engine, "vramledger-node", panel, instance="hoarder")
-    names = value(engine, "vramledger-node", panel, "B", instance="hoarder")
+    (on_node,) = value(engine, "node", panel, instance="hoarder")
+    names = value(engine, "node", panel, "B", instance="hoarder")
     (named_there,) = [row for row in names if row["pid"] == failed]
-    (beside,) = value(engine, "vramledger-node", panel, "D", instance="hoarder")
+    (beside,) = value(engine, "node", panel, "D", instance="hoarder")
     assert (on_node["pid"], named_there["owner"], on_node["step"]) == (failed, "18", "hoarded")
     assert (beside["pid"], beside["blocker"]) == (failed, blocker)
 
@@ -125,25 +114,17 @@ def test_who_made_a_job_fail_is_named(engine: Engine) -> None:
 def test_a_job_that_fails_alone_has_no_blocker(engine: Engine) -> None:
     """Where nobody else holds memory, the verdict is another one, and nobody is named."""
     panel, chosen = "Newest failed allocation", {"instance": "out-of-memory"}
-    (failure,) = value(engine, "vramledger-process", panel, **chosen)
+    (failure,) = value(engine, "process", panel, **chosen)
 
     assert failure["verdict"] == "too_big"
-    assert value(engine, "vramledger-process", panel, "C", **chosen) == []
+    assert value(engine, "process", panel, "C", **chosen) == []
 
 
 def test_the_first_step_is_that_of_the_worst_that_is_known(engine: Engine) -> None:
     """What is known of a holder beyond its state decides: no program in trouble has the step none."""
     steps = {
-        node: {str(row["step"]) for row in value(engine, "vramledger-node", "Holders", instance=node)}
-        for node in (
-            "leak",
-            "hoarder",
-            "stopped",
-            "apart",
-            "waits",
-            "fragmented",
-            "out-of-memory",
-        )
+        node: {str(row["step"]) for row in value(engine, "node", "Holders", instance=node)}
+        for node in ("leak", "hoarder", "stopped", "apart", "waits", "fragmented", "out-of-memory")
     }
 
     assert steps["leak"] == {LEAKS}
@@ -152,13 +133,12 @@ def test_the_first_step_is_that_of_the_worst_that_is_known(engine: Engine) -> No
     assert steps["waits"] == {SPINS}
     assert FRAGMENTED in steps["fragmented"]
     inferred = 'vramledger_process_state_since_timestamp_seconds{state="idle", grade="inferred"}'
-    unproven = {
-        (each["metric"]["instance"], each["metric"]["pid"]) for each in ask(engine, inferred, **AT_NOW)
-    }
+    unsure = [each["metric"] for each in ask(engine, inferred, **AT_NOW)]
+    unproven = {(each["instance"], each["pid"]) for each in unsure}
     said = {
         (node, str(row["pid"])): row["step"]
         for node in {node for node, _ in unproven}
-        for row in value(engine, "vramledger-node", "Holders", instance=node)
+        for row in value(engine, "node", "Holders", instance=node)
     }
     assert UNPROVEN in said.values()
     assert {holder for holder, step in said.items() if step == UNPROVEN} <= unproven
@@ -169,7 +149,7 @@ def test_the_first_step_is_that_of_the_worst_that_is_known(engine: Engine) -> No
     assert working
     for each in working:
         place = {name: each["metric"][name] for name in ("instance", "pid", "uuid")}
-        rows = value(engine, "vramledger-device", "Holders", instance=place["instance"], uuid=place["uuid"])
+        rows = value(engine, "device", "Holders", instance=place["instance"], uuid=place["uuid"])
         assert [row["step"] for row in rows if row["pid"] == place["pid"]] == [WORKING]
 
 
@@ -185,9 +165,9 @@ def test_a_figure_that_is_not_there_says_why(engine: Engine) -> None:
         ("Grows", {"instance": "notebook"}, NOTHING),
         ("Grows", {"instance": "leak", "pid": "1"}, NOTHING),
     ):
-        (shown,) = value(engine, "vramledger-process", panel, **chosen)
+        (shown,) = value(engine, "process", panel, **chosen)
         assert shown["value"] == meaning, (panel, chosen)
-    (said,) = value(engine, "vramledger-process", "Grows", instance="down")
+    (said,) = value(engine, "process", "Grows", instance="down")
     assert said["value"] == NOT_WATCHED
 
 
@@ -205,5 +185,5 @@ def test_steady_growth_is_shown_wherever_a_leak_is_alerted(engine: Engine) -> No
     assert leaks
     for each in leaks:
         chosen = {name: each["metric"][name] for name in ("instance", "pid")}
-        drawn = [value(engine, "vramledger-process", "Steady growth", ref, **chosen) for ref in "ABCDEF"]
+        drawn = [value(engine, "process", "Steady growth", ref, **chosen) for ref in "ABCDEF"]
         assert any(drawn), chosen

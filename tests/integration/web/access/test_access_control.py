@@ -1,7 +1,5 @@
 """Which requests are allowed, what a stranger sees, and what happens when the file changes."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
@@ -26,7 +24,7 @@ from tests.support.secured import (
     trusting,
     write_config,
 )
-from tests.support.serving import LOOPBACK, run, until
+from tests.support.serving import LOOPBACK, Answer, until, until_answered
 from vramledger.errors import StartupError
 from vramledger.web import page_stream
 from vramledger.web.access import access_control
@@ -38,126 +36,98 @@ if sys.version_info < (3, 11):
     pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 PATHS = (
-    "/metrics",
-    "/",
-    "/runbooks/GpuMemoryDead",
-    "/api/v1/ledger",
-    "/-/healthy",
-    "/-/ready",
-    "/nowhere",
-    "/metrics?collect[]=x",
+    *("/metrics", "/", "/runbooks/GpuMemoryDead", "/api/v1/ledger", "/-/healthy", "/-/ready"),
+    *("/nowhere", "/metrics?collect[]=x"),
 )
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """Name a web configuration file."""
-    return tmp_path / "web.yml"
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
 
 
 def tls(server: str = "server", more: str = "") -> str:
-    """Write the TLS part of a file."""
     return f"tls_server_config:\n  cert_file: {server}.pem\n  key_file: {server}.key\n{more}"
 
 
 def value(page: str, name: str) -> float | None:
-    """Return the value of a series on a page."""
     found = re.search(rf"^vramledger_{re.escape(name)} (\S+)$", page, re.MULTILINE)
     return float(found[1]) if found else None
 
 
-def test_a_stranger_learns_nothing(file: Path) -> None:
+def loaded(answer: Answer) -> float | None:
+    """Return whether the newest configuration is in use, as a page says it."""
+    return value(answer.text, "web_config_last_reload_successful")
+
+
+async def test_a_stranger_learns_nothing(file: Path) -> None:
     """Without the password every path and method has the same answer, which does not say what we are."""
-
-    async def test() -> None:
-        async with serve_secured(file, USERS) as exporter:
-            answers = set()
-            for method in ("GET", "POST", "OPTIONS", "PUT"):
-                for path in PATHS:
-                    for auth in (None, ("alice", "x"), ("eve", "wonder")):
-                        if auth is not None and (method, path) != ("GET", "/metrics"):
-                            continue
-                        answer = await exporter.ask(path, auth, method)
-                        headers = {
-                            name: text
-                            for name, text in answer.headers.items()
-                            if name not in ("Date", "Connection")
-                        }
-                        answers.add((answer.status, answer.text, tuple(sorted(headers.items()))))
-            assert len(answers) == 1
-            ((status, text, shown),) = answers
-            assert (status, text) == (401, "Unauthorized\n")
-            assert {name for name, _ in shown} == {
-                *("Content-Length", "Content-Type", "WWW-Authenticate", "X-Content-Type-Options")
-            }
-            assert "vramledger" not in str(answers)
-            assert (await exporter.ask("/-/healthy", ALICE)).text == "vramledger is healthy.\n"
-            assert (await exporter.ask("/nowhere", ALICE)).status == 404
-
-    run(test)
+    async with serve_secured(file, USERS) as exporter:
+        answers = set()
+        asked = [(path, None, method) for path in PATHS for method in ("GET", "POST", "OPTIONS", "PUT")]
+        for path, auth, method in (
+            *asked,
+            *(("/metrics", who, "GET") for who in (("alice", "x"), ("eve", "wonder"))),
+        ):
+            answer = await exporter.ask(path, auth, method)
+            headers = [each for each in answer.headers.items() if each[0] not in ("Date", "Connection")]
+            answers.add((answer.status, answer.text, tuple(sorted(headers))))
+        assert len(answers) == 1
+        ((status, text, shown),) = answers
+        assert (status, text) == (401, "Unauthorized\n")
+        assert {name for name, _ in shown} == {
+            *("Content-Length", "Content-Type", "WWW-Authenticate", "X-Content-Type-Options")
+        }
+        assert "vramledger" not in str(answers)
+        assert (await exporter.ask("/-/healthy", ALICE)).text == "vramledger is healthy.\n"
+        assert (await exporter.ask("/nowhere", ALICE)).status == 404
 
 
 @pytest.mark.parametrize("sent", [
     "Basic", "Basic ", "Basic !!!", "Basic YWxpY2U=", "Bearer YWxpY2U6d29uZGVy", "basic", "Basic /w==",
 ])  # fmt: skip
-def test_what_is_no_login_is_none(file: Path, sent: str) -> None:
+async def test_what_is_no_login_is_none(file: Path, sent: str) -> None:
     """A header without name and password is refused like no header, and causes no error."""
-
-    async def test() -> None:
-        async with serve_secured(file, USERS) as exporter, aiohttp.ClientSession() as session:
-            url = f"http://127.0.0.1:{exporter.port}/metrics"
-            async with session.get(url, headers={"Authorization": sent}) as answer:
-                assert answer.status == 401
-
-    run(test)
+    async with serve_secured(file, USERS) as exporter, aiohttp.ClientSession() as session:
+        url = f"http://127.0.0.1:{exporter.port}/metrics"
+        async with session.get(url, headers={"Authorization": sent}) as answer:
+            assert answer.status == 401
 
 
-def test_refusals_are_counted(file: Path) -> None:
+async def test_refusals_are_counted(file: Path) -> None:
     """The metrics count the refusals by reason; an allowed user stays allowed."""
-
-    async def test() -> None:
-        async with serve_secured(file, USERS) as exporter:
-            assert (await exporter.ask(auth=ALICE)).status == 200
-            statuses = [(await exporter.ask(auth=("alice", f"{n}"))).status for n in range(12)]
-            assert statuses == [401] * 10 + [429] * 2
-            page = (await exporter.ask("/metrics?name[]=vramledger_web_refused_requests_total", ALICE)).text
-            assert value(page, 'web_refused_requests_total{reason="password"}') == 10
-            assert value(page, 'web_refused_requests_total{reason="failures"}') == 2
-
-    run(test)
+    async with serve_secured(file, USERS) as exporter:
+        assert (await exporter.ask(auth=ALICE)).status == 200
+        statuses = [(await exporter.ask(auth=("alice", f"{n}"))).status for n in range(12)]
+        assert statuses == [401] * 10 + [429] * 2
+        page = (await exporter.ask("/metrics?name[]=vramledger_web_refused_requests_total", ALICE)).text
+        assert value(page, 'web_refused_requests_total{reason="password"}') == 10
+        assert value(page, 'web_refused_requests_total{reason="failures"}') == 2
 
 
-def test_the_headers_of_the_file_are_on_every_answer(file: Path) -> None:
+async def test_the_headers_of_the_file_are_on_every_answer(file: Path) -> None:
     """Headers are added to successes and errors, and the page keeps its own policy."""
     text = f"""{USERS}
 http_server_config:
   headers: {{X-Frame-Options: deny, Content-Security-Policy: "default-src 'self'"}}
 """
-
-    async def test() -> None:
-        async with serve_secured(file, text) as exporter:
-            for auth, path in ((None, "/metrics"), (ALICE, "/metrics"), (ALICE, "/nowhere")):
-                answer = await exporter.ask(path, auth)
-                assert answer.headers["X-Frame-Options"] == "deny"
-                assert answer.headers["Content-Security-Policy"] == "default-src 'self'"
-            page = await exporter.ask("/", ALICE)
-            assert "default-src 'none'" in page.headers["Content-Security-Policy"]
-
-    run(test)
+    async with serve_secured(file, text) as exporter:
+        for auth, path in ((None, "/metrics"), (ALICE, "/metrics"), (ALICE, "/nowhere")):
+            answer = await exporter.ask(path, auth)
+            assert answer.headers["X-Frame-Options"] == "deny"
+            assert answer.headers["Content-Security-Policy"] == "default-src 'self'"
+        page = await exporter.ask("/", ALICE)
+        assert "default-src 'none'" in page.headers["Content-Security-Policy"]
 
 
-def test_the_rate_limit_holds(file: Path) -> None:
+async def test_the_rate_limit_holds(file: Path) -> None:
     """As many requests as the bucket holds are answered at once; the next ones get 429."""
-
-    async def test() -> None:
-        async with serve_secured(file, "rate_limit: {interval: 1h, burst: 3}") as exporter:
-            assert [(await exporter.ask()).status for _ in range(5)] == [200, 200, 200, 429, 429]
-        async with serve_secured(file, "rate_limit: {interval: 1s, burst: 0}") as exporter:
-            assert (await exporter.ask()).status == 429
-        async with serve_secured(file, "rate_limit: {interval: 0, burst: 0}") as exporter:
-            assert (await exporter.ask()).status == 200
-
-    run(test)
+    async with serve_secured(file, "rate_limit: {interval: 1h, burst: 3}") as exporter:
+        assert [(await exporter.ask()).status for _ in range(5)] == [200, 200, 200, 429, 429]
+    async with serve_secured(file, "rate_limit: {interval: 1s, burst: 0}") as exporter:
+        assert (await exporter.ask()).status == 429
+    async with serve_secured(file, "rate_limit: {interval: 0, burst: 0}") as exporter:
+        assert (await exporter.ask()).status == 200
 
 
 def test_the_rate_limit_refills() -> None:
@@ -170,23 +140,17 @@ def test_the_rate_limit_refills() -> None:
     assert bucket.wait == 0.25
 
 
-def test_tls(file: Path, tmp_path: Path) -> None:
+async def test_tls(file: Path, authority: Authority) -> None:
     """With a certificate all is HTTPS; plain HTTP and older TLS versions get nothing."""
-    authority = Authority(tmp_path)
-    authority.sign("server")
-
-    async def test() -> None:
-        secure = trusting(authority.pair)
-        async with serve_secured(file, tls(more="  min_version: TLS13\n") + USERS, secure) as exporter:
-            assert (await exporter.ask()).status == 401
-            assert (await exporter.ask(auth=ALICE)).status == 200
-            with pytest.raises(aiohttp.ClientError):
-                await SecuredExporter(exporter.port).ask()
-            secure.maximum_version = ssl.TLSVersion.TLSv1_2
-            with pytest.raises(aiohttp.ClientError):
-                await exporter.ask()
-
-    run(test)
+    secure = trusting(authority.pair)
+    async with serve_secured(file, tls(more="  min_version: TLS13\n") + USERS, secure) as exporter:
+        assert (await exporter.ask()).status == 401
+        assert (await exporter.ask(auth=ALICE)).status == 200
+        with pytest.raises(aiohttp.ClientError):
+            await SecuredExporter(exporter.port).ask()
+        secure.maximum_version = ssl.TLSVersion.TLSv1_2
+        with pytest.raises(aiohttp.ClientError):
+            await exporter.ask()
 
 
 @pytest.mark.parametrize(
@@ -199,32 +163,26 @@ def test_tls(file: Path, tmp_path: Path) -> None:
         "  prefer_server_cipher_suites: false\n",
     ],
 )  # Suites and curves of the file are used.
-def test_tls_as_the_file_says(file: Path, tmp_path: Path, more: str) -> None:
+async def test_tls_as_the_file_says(file: Path, authority: Authority, more: str) -> None:
     """Suites and curves of the file are used."""
     if "X25519" in more:
         try:
             ssl.create_default_context().set_ecdh_curve("X25519")
         except (ValueError, ssl.SSLError):
             pytest.skip("this Python's OpenSSL takes X25519 for no curve; the file's error says so")
-    authority = Authority(tmp_path)
-    authority.sign("server")
-
-    async def test() -> None:
-        async with serve_secured(file, tls(more=more), trusting(authority.pair)) as exporter:
-            reader, writer = await asyncio.open_connection(
-                "127.0.0.1", exporter.port, ssl=exporter.secure, server_hostname="localhost"
-            )
-            cipher = writer.get_extra_info("cipher")
-            if "AES_128" in more:
-                assert cipher[0] == "ECDHE-ECDSA-AES128-GCM-SHA256"
-            writer.close()
-            assert (await exporter.ask()).status == 200
-            del reader
-
-    run(test)
+    async with serve_secured(file, tls(more=more), trusting(authority.pair)) as exporter:
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", exporter.port, ssl=exporter.secure, server_hostname="localhost"
+        )
+        cipher = writer.get_extra_info("cipher")
+        if "AES_128" in more:
+            assert cipher[0] == "ECDHE-ECDSA-AES128-GCM-SHA256"
+        writer.close()
+        assert (await exporter.ask()).status == 200
+        del reader
 
 
-def test_a_certificate_and_key_within_the_file(file: Path, tmp_path: Path) -> None:
+async def test_a_certificate_and_key_within_the_file(file: Path, tmp_path: Path) -> None:
     """Certificate and key may be in the file itself, and are not written to a disk."""
     authority = Authority(tmp_path)
     pair = authority.sign("server")
@@ -232,58 +190,44 @@ def test_a_certificate_and_key_within_the_file(file: Path, tmp_path: Path) -> No
         f"  {key}: |\n" + "".join(f"    {line}\n" for line in path.read_text(encoding="ascii").splitlines())
         for key, path in (("cert", pair.certificate), ("key", pair.key))
     )
-
-    async def test() -> None:
-        async with serve_secured(file, f"tls_server_config:\n{lines}", trusting(authority.pair)) as exporter:
-            assert (await exporter.ask()).status == 200
-
-    run(test)
+    async with serve_secured(file, f"tls_server_config:\n{lines}", trusting(authority.pair)) as exporter:
+        assert (await exporter.ask()).status == 200
 
 
 @pytest.mark.parametrize(("policy", "without"), [("RequireAndVerifyClientCert", False),
                                                  ("VerifyClientCertIfGiven", True)])  # fmt: skip
-def test_client_certificates(file: Path, tmp_path: Path, policy: str, without: bool) -> None:
+async def test_client_certificates(file: Path, tmp_path: Path, policy: str, without: bool) -> None:
     """A client's certificate must be of the named authority; without one only the lenient policy allows."""
     authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
     authority.sign("server")
     own, other = authority.sign("client"), stranger.sign("other")
     text = tls(more=f"  client_ca_file: ca.pem\n  client_auth_type: {policy}\n")
-
-    async def test() -> None:
-        async with serve_secured(file, text, trusting(authority.pair, own)) as exporter:
-            assert (await exporter.ask()).status == 200
-            none = SecuredExporter(exporter.port, trusting(authority.pair))
-            if without:
-                assert (await none.ask()).status == 200
-            else:
-                with pytest.raises((aiohttp.ClientError, ConnectionError)):
-                    await none.ask()
+    async with serve_secured(file, text, trusting(authority.pair, own)) as exporter:
+        assert (await exporter.ask()).status == 200
+        none = SecuredExporter(exporter.port, trusting(authority.pair))
+        if without:
+            assert (await none.ask()).status == 200
+        else:
             with pytest.raises((aiohttp.ClientError, ConnectionError)):
-                await SecuredExporter(exporter.port, trusting(authority.pair, other)).ask()
-
-    run(test)
+                await none.ask()
+        with pytest.raises((aiohttp.ClientError, ConnectionError)):
+            await SecuredExporter(exporter.port, trusting(authority.pair, other)).ask()
 
 
 @pytest.mark.parametrize(("allowed", "status"), [
     ("prometheus.test", 200), ("10.0.0.1", 200), ("'2001:db8::1'", 200), ("ops@example.org", 200),
     ("spiffe://a/b", 200), ("other.test", 403), ("PROMETHEUS", 403),
 ])  # fmt: skip
-def test_only_named_clients(file: Path, tmp_path: Path, allowed: str, status: int) -> None:
+async def test_only_named_clients(file: Path, authority: Authority, allowed: str, status: int) -> None:
     """A certificate of the right authority is accepted only with one of the names in the file."""
-    authority = Authority(tmp_path)
-    authority.sign("server")
     sans = "DNS:prometheus.test,IP:10.0.0.1,IP:2001:db8::1,email:ops@example.org,URI:spiffe://a/b"
     own = authority.sign("client", sans)
     text = tls(
         more="  client_ca_file: ca.pem\n  client_auth_type: RequireAndVerifyClientCert\n"
         f"  client_allowed_sans: [{allowed}]\n"
     )
-
-    async def test() -> None:
-        async with serve_secured(file, text, trusting(authority.pair, own)) as exporter:
-            assert (await exporter.ask()).status == status
-
-    run(test)
+    async with serve_secured(file, text, trusting(authority.pair, own)) as exporter:
+        assert (await exporter.ask()).status == status
 
 
 @pytest.mark.parametrize(("change", "said"), [
@@ -294,119 +238,86 @@ def test_only_named_clients(file: Path, tmp_path: Path, allowed: str, status: in
      "are not a certificate with its key, in PEM, unencrypted"),
     ("rm ca.pem", "cannot read client_ca_file"), ("echo rubbish > ca.pem", "holds no certificate in PEM"),
 ])  # fmt: skip
-def test_bad_files_keep_it_from_starting(file: Path, tmp_path: Path, change: str, said: str) -> None:
+async def test_bad_files_keep_it_from_starting(file: Path, tmp_path: Path, change: str, said: str) -> None:
     """For a missing or wrong certificate, key or authority there is one line, and the port is not opened."""
     Authority(tmp_path).sign("server")
-    assert os.system(f"cd {tmp_path} && ({change}) 2>/dev/null") == 0  # noqa: S605 a table of commands
+    assert os.system(f"cd {tmp_path} && ({change}) 2>/dev/null") == 0  # noqa: ASYNC221, S605 a table of commands
     text = tls(more="  client_ca_file: ca.pem\n  client_auth_type: RequireAndVerifyClientCert\n")
-
-    async def test() -> None:
-        with pytest.raises(StartupError) as error:
-            async with serve_secured(file, text):
-                pytest.fail("it started with a bad file")
-        assert said in str(error.value)
-        assert "\n" not in str(error.value)
-
-    run(test)
+    with pytest.raises(StartupError) as error:
+        async with serve_secured(file, text):
+            pytest.fail("it started with a bad file")
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
 
 
-def test_a_renewed_certificate_is_served(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_renewed_certificate_is_served(file: Path, tmp_path: Path) -> None:
     """A new certificate is used for new connections without a restart; a broken one is not, and is logged."""
-    monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
     old, new = Authority(tmp_path, "old"), Authority(tmp_path, "new")
     first, second = old.sign("server"), new.sign("renewed")
+    async with serve_secured(file, tls(), trusting(old.pair)) as exporter:
+        renewed = SecuredExporter(exporter.port, trusting(new.pair))
+        assert loaded(await exporter.ask()) == 1
+        first.key.write_bytes(second.key.read_bytes())  # half of a renewal: they do not match
 
-    async def test() -> None:
-        async with serve_secured(file, tls(), trusting(old.pair)) as exporter:
-            renewed = SecuredExporter(exporter.port, trusting(new.pair))
-            assert value((await exporter.ask()).text, "web_config_last_reload_successful") == 1
-            first.key.write_bytes(second.key.read_bytes())  # half of a renewal: they do not match
+        await until_answered(exporter.ask, lambda answer: loaded(answer) == 0)
+        first.certificate.write_bytes(second.certificate.read_bytes())
 
-            async def told() -> bool:
-                return value((await exporter.ask()).text, "web_config_last_reload_successful") == 0
+        async def taken() -> bool:
+            try:
+                return (await renewed.ask()).status == 200
+            except aiohttp.ClientError:
+                return False
 
-            await until(told)
-            first.certificate.write_bytes(second.certificate.read_bytes())
+        await until(taken)
 
-            async def taken() -> bool:
-                try:
-                    return (await renewed.ask()).status == 200
-                except aiohttp.ClientError:
-                    return False
-
-            await until(taken)
-
-            async def told_again() -> bool:
-                return value((await renewed.ask()).text, "web_config_last_reload_successful") == 1
-
-            await until(told_again)
-
-    run(test)
+        await until_answered(renewed.ask, lambda answer: loaded(answer) == 1)
 
 
-def test_a_changed_file_holds_at_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_changed_file_holds_at_once(file: Path) -> None:
     """An added user is allowed and a removed one is not, also on a connection that is open."""
-    monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
     bob = ("bob", "wonder")
+    async with serve_secured(file, USERS) as exporter, aiohttp.ClientSession(headers=header(ALICE)) as kept:
+        url = f"http://127.0.0.1:{exporter.port}/-/healthy"
+        async with kept.get(url) as answer:
+            assert answer.status == 200
+        write_config(file, f"basic_auth_users:\n  bob: {HASH}\n")
 
-    async def test() -> None:
-        async with (
-            serve_secured(file, USERS) as exporter,
-            aiohttp.ClientSession(headers=header(ALICE)) as kept,
-        ):
-            url = f"http://127.0.0.1:{exporter.port}/-/healthy"
+        async def out() -> bool:
             async with kept.get(url) as answer:
-                assert answer.status == 200
-            write_config(file, f"basic_auth_users:\n  bob: {HASH}\n")
+                return answer.status == 401
 
-            async def out() -> bool:
-                async with kept.get(url) as answer:
-                    return answer.status == 401
-
-            await until(out)
-            assert (await exporter.ask(auth=bob)).status == 200
-
-    run(test)
+        await until(out)
+        assert (await exporter.ask(auth=bob)).status == 200
 
 
-def test_other_users_end_the_streams(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_users_end_the_streams(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An open stream ends when the permissions change, and with no other change."""
-    monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
     monkeypatch.setattr(page_stream, "HEARTBEAT", 0.05)
     monkeypatch.setattr(page_stream, "PERIOD", 0.01)
+    async with serve_secured(file, USERS) as exporter, aiohttp.ClientSession() as session:
+        url = f"http://127.0.0.1:{exporter.port}/api/v1/events"
+        async with session.get(url, headers=header(ALICE)) as stream:
+            assert stream.status == 200
+            assert await stream.content.readuntil(b"\n\n")
+            write_config(file, f"{USERS}http_server_config:\n  headers: {{X-Frame-Options: deny}}\n")
 
-    async def test() -> None:
-        async with serve_secured(file, USERS) as exporter, aiohttp.ClientSession() as session:
-            url = f"http://127.0.0.1:{exporter.port}/api/v1/events"
-            async with session.get(url, headers=header(ALICE)) as stream:
-                assert stream.status == 200
-                assert await stream.content.readuntil(b"\n\n")
-                write_config(file, f"{USERS}http_server_config:\n  headers: {{X-Frame-Options: deny}}\n")
-
-                async def loaded() -> bool:
-                    return (await exporter.ask(auth=ALICE)).headers.get("X-Frame-Options") == "deny"
-
-                await until(loaded)
-                for _ in range(5):
-                    assert (await stream.content.readuntil(b"\n\n")).endswith(b"\n\n"), "it goes on"
-                write_config(file, f"basic_auth_users:\n  bob: {HASH}\n")
-                await stream.content.read()  # to its end
-            async with session.get(url, headers=header(ALICE)) as stream:
-                assert stream.status == 401
-            async with session.get(url, headers=header(("bob", "wonder"))) as stream:
-                assert await stream.content.readuntil(b"\n\n")
-
-    run(test)
+            await until_answered(
+                lambda: exporter.ask(auth=ALICE), lambda answer: "X-Frame-Options" in answer.headers
+            )
+            for _ in range(5):
+                assert (await stream.content.readuntil(b"\n\n")).endswith(b"\n\n"), "it goes on"
+            write_config(file, f"basic_auth_users:\n  bob: {HASH}\n")
+            await stream.content.read()  # to its end
+        async with session.get(url, headers=header(ALICE)) as stream:
+            assert stream.status == 401
+        async with session.get(url, headers=header(("bob", "wonder"))) as stream:
+            assert await stream.content.readuntil(b"\n\n")
 
 
 @pytest.mark.parametrize("text", ["", "basic_auth_users: {}", "nonsense: 1", "rate_limit: {interval: 0}"])
-def test_no_change_opens_the_door(
-    file: Path, text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_no_change_opens_the_door(file: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
     """After a reload of an empty or wrong file the old rules stay in force."""
-    monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
-
-    async def test() -> None:
+    with caplog.at_level(logging.ERROR, "vramledger"):
         async with serve_secured(file, USERS) as exporter:
             write_config(file, text)
 
@@ -418,32 +329,20 @@ def test_no_change_opens_the_door(
             page = (await exporter.ask(auth=ALICE)).text
             assert value(page, "web_config_last_reload_successful") == 0
 
-    with caplog.at_level(logging.ERROR, "vramledger"):
-        run(test)
 
-
-def test_without_a_file_nothing_is_said_of_one() -> None:
+async def test_without_a_file_nothing_is_said_of_one() -> None:
     """Without a web configuration there is no series about its state, and all refusals are 0."""
-
-    async def test() -> None:
-        async with serve(LOOPBACK, Shown()) as (address,):
-            page = (await SecuredExporter(address.port).ask()).text
-            assert "web_config" not in page
-            assert len(re.findall(r"^vramledger_web_refused_requests_total\{.*\} 0", page, re.MULTILINE)) == 6
-
-    run(test)
+    async with serve(LOOPBACK, Shown()) as (address,):
+        page = (await SecuredExporter(address.port).ask()).text
+        assert "web_config" not in page
+        assert len(re.findall(r"^vramledger_web_refused_requests_total\{.*\} 0", page, re.MULTILINE)) == 6
 
 
-def test_what_is_readable_by_all_is_told(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_is_readable_by_all_is_told(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Hashes that every user of the host can read, and passwords without TLS, cause a warning each."""
-    file.write_text(USERS, encoding="utf-8")
-    file.chmod(0o644)
-
-    async def test() -> None:
+    write_config(file, USERS, 0o644)
+    with caplog.at_level(logging.WARNING, "vramledger"):
         async with serve(replace(LOOPBACK, web_config=file), Shown()):
             pass
-
-    with caplog.at_level(logging.WARNING, "vramledger"):
-        run(test)
     assert "Every user of this host can read the password hashes" in caplog.text
     assert "Passwords cross the network in the clear" in caplog.text

@@ -1,7 +1,5 @@
 """Basic authentication: right, wrong, and how much work of the host it can cause."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import os
@@ -19,7 +17,6 @@ from tests.support.examples import examples
 from tests.support.requirements import do_without, require_root
 from tests.support.secured import ALICE, header, serve_secured
 from tests.support.secured import USERS as SECURED_USERS
-from tests.support.serving import run
 from vramledger.web.access import passwords
 from vramledger.web.access.passwords import (
     FailureBudget,
@@ -36,17 +33,6 @@ USERS = {name: bcrypt.hashpw(word.encode()[:72], bcrypt.gensalt(4)).decode() for
 def at(address: str) -> Callable[[], str]:
     """Return what names the source of a login."""
     return lambda: address
-
-
-class Clock:
-    """A clock that the test moves."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -76,131 +62,101 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ("\udcff", "\udcff", PasswordResult.WRONG),
     ],
 )
-def test_only_the_right_password_lets_in(user: str, password: str, verdict: PasswordResult) -> None:
+async def test_only_the_right_password_lets_in(user: str, password: str, verdict: PasswordResult) -> None:
     """Only a name with its password is accepted, at the second time as at the first."""
-
-    async def test() -> None:
-        checks = Passwords()
-        for _ in range(2):
-            assert await checks.check(USERS, user, password, at("192.0.2.1")) is verdict
-        checks.close()
-
-    run(test)
+    checks = Passwords()
+    for _ in range(2):
+        assert await checks.check(USERS, user, password, at("192.0.2.1")) is verdict
+    checks.close()
 
 
 @settings(max_examples=examples(50))
 @given(st.text(), st.text())
 def test_no_login_breaks_the_check(user: str, password: str) -> None:
     """Every name and every password gets a result."""
-
-    async def test() -> None:
-        checks = Passwords()
-        assert await checks.check(USERS, user, password, at("192.0.2.1")) is PasswordResult.WRONG
-        checks.close()
-
-    run(test)
+    checks = Passwords()
+    assert asyncio.run(checks.check(USERS, user, password, at("192.0.2.1"))) is PasswordResult.WRONG
+    checks.close()
 
 
-def test_a_right_password_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_right_password_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prometheus causes one hash computation, not one for each scrape; a changed hash is a new password."""
     seen = counted(monkeypatch)
-
-    async def test() -> None:
-        checks = Passwords()
-        for _ in range(5):
-            assert await checks.check(USERS, "alice", "wonder", at("192.0.2.1")) is PasswordResult.RIGHT
-        assert len(seen) == 1
-        changed = {"alice": USERS["björn"]}
-        assert await checks.check(changed, "alice", "wonder", at("192.0.2.1")) is PasswordResult.WRONG
-        assert (
-            await checks.check({"bob": USERS["alice"]}, "alice", "wonder", at("192.0.2.1"))
-            is PasswordResult.WRONG
-        )
-        checks.close()
-
-    run(test)
+    checks = Passwords()
+    for _ in range(5):
+        assert await checks.check(USERS, "alice", "wonder", at("192.0.2.1")) is PasswordResult.RIGHT
+    assert len(seen) == 1
+    changed = {"alice": USERS["björn"]}
+    assert await checks.check(changed, "alice", "wonder", at("192.0.2.1")) is PasswordResult.WRONG
+    changed = {"bob": USERS["alice"]}
+    assert await checks.check(changed, "alice", "wonder", at("192.0.2.1")) is PasswordResult.WRONG
+    checks.close()
 
 
-def test_a_name_that_nobody_has_costs_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_name_that_nobody_has_costs_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """An unknown name is computed with the cost of one of the users, each time the same."""
     seen = counted(monkeypatch)
     users = {"cheap": USERS["alice"], "dear": bcrypt.hashpw(b"x", bcrypt.gensalt(5)).decode()}
-
-    async def test() -> None:
-        checks = Passwords()
-        for user in "abcdefgh":
-            for _ in range(2):
-                await checks.check(users, user, "x", at(f"192.0.2.{ord(user)}"))
-        checks.close()
-
-    run(test)
+    checks = Passwords()
+    for user in "abcdefgh":
+        for _ in range(2):
+            await checks.check(users, user, "x", at(f"192.0.2.{ord(user)}"))
+    checks.close()
     costs = [hashed.split("$")[2] for hashed in seen]
     assert len(costs) == 16
     assert costs[::2] == costs[1::2]
     assert set(costs) <= {"04", "05"}
 
 
-def test_an_address_that_fails_is_turned_away_unheard(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_address_that_fails_is_turned_away_unheard(monkeypatch: pytest.MonkeyPatch) -> None:
     """After ten failures nothing is computed for an address for a while; others are not affected."""
-    seen, clock = counted(monkeypatch), Clock()
-
-    async def test() -> None:
-        checks = Passwords(clock)
-        assert await checks.check(USERS, "alice", "wonder", at("192.0.2.1")) is PasswordResult.RIGHT
-        for number in range(10):
-            assert await checks.check(USERS, "alice", f"{number}", at("192.0.2.1")) is PasswordResult.WRONG
-        computed = len(seen)
-        for user in ("alice", "nobody"):
-            assert await checks.check(USERS, user, "guess", at("192.0.2.1")) is PasswordResult.THROTTLED
-        assert await checks.check(USERS, "björn", "größe ☃", at("192.0.2.1")) is PasswordResult.THROTTLED
-        assert len(seen) == computed
-        # A password that was right before still is, and another address is not affected.
-        assert await checks.check(USERS, "alice", "wonder", at("192.0.2.1")) is PasswordResult.RIGHT
-        assert await checks.check(USERS, "alice", "guess", at("192.0.2.2")) is PasswordResult.WRONG
-        clock.now += 6.0
-        assert await checks.check(USERS, "alice", "guess", at("192.0.2.1")) is PasswordResult.WRONG
-        assert await checks.check(USERS, "alice", "guess", at("192.0.2.1")) is PasswordResult.THROTTLED
-        checks.close()
-
-    run(test)
+    seen, now = counted(monkeypatch), 100.0
+    checks = Passwords(lambda: now)
+    assert await checks.check(USERS, "alice", "wonder", at("192.0.2.1")) is PasswordResult.RIGHT
+    for number in range(10):
+        assert await checks.check(USERS, "alice", f"{number}", at("192.0.2.1")) is PasswordResult.WRONG
+    computed = len(seen)
+    for user in ("alice", "nobody"):
+        assert await checks.check(USERS, user, "guess", at("192.0.2.1")) is PasswordResult.THROTTLED
+    assert await checks.check(USERS, "björn", "größe ☃", at("192.0.2.1")) is PasswordResult.THROTTLED
+    assert len(seen) == computed
+    # A password that was right before still is, and another address is not affected.
+    assert await checks.check(USERS, "alice", "wonder", at("192.0.2.1")) is PasswordResult.RIGHT
+    assert await checks.check(USERS, "alice", "guess", at("192.0.2.2")) is PasswordResult.WRONG
+    now += 6.0
+    assert await checks.check(USERS, "alice", "guess", at("192.0.2.1")) is PasswordResult.WRONG
+    assert await checks.check(USERS, "alice", "guess", at("192.0.2.1")) is PasswordResult.THROTTLED
+    checks.close()
 
 
-def test_what_many_ask_at_once_is_bounded() -> None:
+async def test_what_many_ask_at_once_is_bounded() -> None:
     """Only a limited number of passwords waits, from however many addresses; the next ones get 503."""
-
-    async def test() -> None:
-        checks = Passwords()
-        verdicts = await asyncio.gather(
-            *(checks.check(USERS, "alice", f"{number}", at(f"192.0.2.{number}")) for number in range(200))
-        )
-        assert verdicts.count(PasswordResult.WRONG) == passwords._WAITING_MAX  # noqa: SLF001
-        assert verdicts.count(PasswordResult.BUSY) == 200 - passwords._WAITING_MAX  # noqa: SLF001
-        one = await asyncio.gather(
-            *(checks.check(USERS, "alice", f"{number}", at("198.51.100.1")) for number in range(9))
-        )
-        assert one.count(PasswordResult.WRONG) == passwords._WAITING_PER_SITE  # noqa: SLF001
-        assert await checks.check(USERS, "alice", "wonder", at("198.51.100.2")) is PasswordResult.RIGHT
-        site = await asyncio.gather(
-            *(checks.check(USERS, "alice", f"{each}", at(f"2001:db8:1:{each}::/64")) for each in range(9)),
-            checks.check(USERS, "alice", "other", at("2001:db8:2::/64")),
-        )
-        assert site.count(PasswordResult.WRONG) == passwords._WAITING_PER_SITE + 1  # noqa: SLF001
-        checks.close()
-
-    run(test)
+    checks = Passwords()
+    verdicts = await asyncio.gather(
+        *(checks.check(USERS, "alice", f"{number}", at(f"192.0.2.{number}")) for number in range(200))
+    )
+    assert verdicts.count(PasswordResult.WRONG) == passwords._WAITING_MAX  # noqa: SLF001
+    assert verdicts.count(PasswordResult.BUSY) == 200 - passwords._WAITING_MAX  # noqa: SLF001
+    one = await asyncio.gather(
+        *(checks.check(USERS, "alice", f"{number}", at("198.51.100.1")) for number in range(9))
+    )
+    assert one.count(PasswordResult.WRONG) == passwords._WAITING_PER_SITE  # noqa: SLF001
+    assert await checks.check(USERS, "alice", "wonder", at("198.51.100.2")) is PasswordResult.RIGHT
+    site = await asyncio.gather(
+        *(checks.check(USERS, "alice", f"{each}", at(f"2001:db8:1:{each}::/64")) for each in range(9)),
+        checks.check(USERS, "alice", "other", at("2001:db8:2::/64")),
+    )
+    assert site.count(PasswordResult.WRONG) == passwords._WAITING_PER_SITE + 1  # noqa: SLF001
+    checks.close()
 
 
-def test_the_same_login_twice_at_once_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_same_login_twice_at_once_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several logins of one user that arrive together wait for one hash computation."""
     seen = counted(monkeypatch)
-
-    async def test() -> None:
-        checks = Passwords()
-        logins = (checks.check(USERS, "alice", "wonder", at("192.0.2.1")) for _ in range(100))
-        assert set(await asyncio.gather(*logins)) == {PasswordResult.RIGHT}
-        checks.close()
-
-    run(test)
+    checks = Passwords()
+    logins = (checks.check(USERS, "alice", "wonder", at("192.0.2.1")) for _ in range(100))
+    assert set(await asyncio.gather(*logins)) == {PasswordResult.RIGHT}
+    checks.close()
     assert len(seen) == 1
 
 
@@ -228,7 +184,7 @@ def test_failures_are_counted_by_network(address: str, source: str) -> None:
     assert failure_source(address) == source
 
 
-def test_users_of_this_host_are_told_apart(tmp_path: Path) -> None:
+async def test_users_of_this_host_are_told_apart(tmp_path: Path) -> None:
     """Over loopback, wrong passwords of one user, from all addresses, refuse no other's first login."""
     require_root()
 
@@ -245,17 +201,14 @@ def test_users_of_this_host_are_told_apart(tmp_path: Path) -> None:
         writer.close()
         return found
 
-    async def test() -> None:
-        async with serve_secured(tmp_path / "web.yml", SECURED_USERS) as exporter:
-            wrong = [
-                await status(exporter.port, 12345, f"127.0.{number}.7", ("alice", str(number)))
-                for number in range(12)
-            ]
-            assert wrong == [401] * 10 + [429] * 2
-            assert await status(exporter.port, 12345, "127.9.9.9", ALICE) == 429
-            assert await status(exporter.port, 12346, "127.0.0.1", ALICE) == 200
-
-    run(test)
+    async with serve_secured(tmp_path / "web.yml", SECURED_USERS) as exporter:
+        wrong = [
+            await status(exporter.port, 12345, f"127.0.{number}.7", ("alice", str(number)))
+            for number in range(12)
+        ]
+        assert wrong == [401] * 10 + [429] * 2
+        assert await status(exporter.port, 12345, "127.9.9.9", ALICE) == 429
+        assert await status(exporter.port, 12346, "127.0.0.1", ALICE) == 200
 
 
 def own_addresses() -> list[str]:

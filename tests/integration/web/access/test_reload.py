@@ -1,7 +1,5 @@
 """A change of the web configuration is never missed, and never lets in who was kept out."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable
@@ -12,7 +10,7 @@ import pytest
 
 from tests.support.certificates import Authority
 from tests.support.secured import ALICE, HASH, USERS, SecuredExporter, serve_secured, trusting, write_config
-from tests.support.serving import run, until
+from tests.support.serving import until, until_answered
 from vramledger.web.access import access_control, config_file
 from vramledger.web.access.tls import AccessSettings
 
@@ -24,15 +22,13 @@ CLIENTS = (
 )
 
 
-@pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Name a web configuration file; it is looked at often."""
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
-    return tmp_path / "web.yml"
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_change_during_a_reload_is_not_missed(
+async def test_a_change_during_a_reload_is_not_missed(
     file: Path, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     """A user who is removed while the file is being read is out soon, however often that happens."""
@@ -44,21 +40,18 @@ def test_a_change_during_a_reload_is_not_missed(
             write_config(path, texts.pop())
         return settings
 
-    async def test() -> None:
-        async with serve_secured(file, USERS) as exporter:
-            monkeypatch.setattr(config_file, "read_settings", read_and_change)
-            write_config(file, BOTH)
+    async with serve_secured(file, USERS) as exporter:
+        monkeypatch.setattr(config_file, "read_settings", read_and_change)
+        write_config(file, BOTH)
 
-            async def out() -> bool:
-                return not texts and (await exporter.ask(auth=BOB)).status in (401, 429)
+        async def out() -> bool:
+            return not texts and (await exporter.ask(auth=BOB)).status in (401, 429)
 
-            await until(out)
-            assert (await exporter.ask(auth=ALICE)).status == 200
-
-    run(test)
+        await until(out)
+        assert (await exporter.ask(auth=ALICE)).status == 200
 
 
-def test_what_was_missing_is_found_when_it_comes(file: Path, tmp_path: Path) -> None:
+async def test_what_was_missing_is_found_when_it_comes(file: Path, tmp_path: Path) -> None:
     """A file that names a certificate which is not there yet is used as soon as it is there."""
     authority = Authority(tmp_path)
     pair = authority.sign("server")
@@ -66,44 +59,31 @@ def test_what_was_missing_is_found_when_it_comes(file: Path, tmp_path: Path) -> 
         (tmp_path / f"new{each.suffix}").write_bytes(each.read_bytes())
     late = (tmp_path / "new.pem").rename(tmp_path / "late")
     tls = "tls_server_config: {cert_file: %s.pem, key_file: %s.key}\n"
+    async with serve_secured(file, tls % ("server", "server"), trusting(authority.pair)) as exporter:
+        write_config(file, tls % ("new", "new") + USERS)
 
-    async def test() -> None:
-        async with serve_secured(file, tls % ("server", "server"), trusting(authority.pair)) as exporter:
-            write_config(file, tls % ("new", "new") + USERS)
+        await until_answered(exporter.ask, lambda answer: "last_reload_successful 0" in answer.text)
+        late.rename(tmp_path / "new.pem")
 
-            async def told() -> bool:
-                return "web_config_last_reload_successful 0" in (await exporter.ask()).text
-
-            await until(told)
-            late.rename(tmp_path / "new.pem")
-
-            async def used() -> bool:
-                return (await exporter.ask()).status == 401
-
-            await until(used)
-
-    run(test)
+        await until_answered(exporter.ask, 401)
 
 
 def _other_authority(home: Path, _: Path) -> None:
-    """Replace the authority's file."""
     (home / "clients.pem").write_bytes((home / "other.pem").read_bytes())
 
 
 def _other_file(_: Path, file: Path) -> None:
-    """Name another authority's file."""
     write_config(file, CLIENTS.replace("clients.pem", "other.pem"))
 
 
 def _other_names(_: Path, file: Path) -> None:
-    """Allow another name alone."""
     write_config(file, f"{CLIENTS}  client_allowed_sans: [other.test]\n")
 
 
 # asyncio of Python 3.10 never closes its own transport of a handshake that failed.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("change", [_other_authority, _other_file, _other_names])
-def test_a_connection_ends_with_its_right(
+async def test_a_connection_ends_with_its_right(
     file: Path, tmp_path: Path, change: Callable[[Path, Path], None]
 ) -> None:
     """Who has connected with a certificate that is no longer accepted is disconnected, and stays out."""
@@ -111,41 +91,36 @@ def test_a_connection_ends_with_its_right(
     server.sign("server")
     own, new = clients.sign("own"), other.sign("new")
     request = b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n"
-
-    async def test() -> None:
-        async with serve_secured(file, CLIENTS, trusting(server.pair, own)) as exporter:
-            reader, writer = await asyncio.open_connection(
-                "127.0.0.1", exporter.port, ssl=exporter.secure, server_hostname="localhost"
-            )
-            writer.write(request)
-            await reader.readuntil(b"healthy.\n")
-            change(tmp_path, file)
-            assert await reader.read() == b""
-            writer.close()
-            if change is _other_names:
-                assert (await exporter.ask()).status == 403
-                return
-            with pytest.raises((aiohttp.ClientError, ConnectionError)):
-                await exporter.ask()
-            renewed = SecuredExporter(exporter.port, trusting(server.pair, new))
-            assert (await renewed.ask()).status == 200
-
-    run(test)
+    async with serve_secured(file, CLIENTS, trusting(server.pair, own)) as exporter:
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", exporter.port, ssl=exporter.secure, server_hostname="localhost"
+        )
+        writer.write(request)
+        await reader.readuntil(b"healthy.\n")
+        change(tmp_path, file)
+        assert await reader.read() == b""
+        writer.close()
+        if change is _other_names:
+            assert (await exporter.ask()).status == 403
+            return
+        with pytest.raises((aiohttp.ClientError, ConnectionError)):
+            await exporter.ask()
+        renewed = SecuredExporter(exporter.port, trusting(server.pair, new))
+        assert (await renewed.ask()).status == 200
 
 
 @pytest.mark.parametrize(("before", "after"), [
     (f"{CLIENTS}  client_allowed_sans: [own.test]\n", CLIENTS),
     (f"{CLIENTS}rate_limit: {{interval: 1h, burst: 1000}}\n", CLIENTS),
 ])  # fmt: skip
-def test_what_was_closed_stays_closed(
+async def test_what_was_closed_stays_closed(
     file: Path, tmp_path: Path, before: str, after: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A file that no longer has its last lines removes no protection: it may be half-written."""
     server, clients = Authority(tmp_path), Authority(tmp_path, "clients")
     server.sign("server")
     own, stranger = clients.sign("own", "DNS:own.test"), clients.sign("stranger", "DNS:stranger.test")
-
-    async def test() -> None:
+    with caplog.at_level(logging.ERROR, "vramledger"):
         async with serve_secured(file, before, trusting(server.pair, own)) as exporter:
             write_config(file, after)
 
@@ -157,6 +132,3 @@ def test_what_was_closed_stays_closed(
             if "own.test" in before:
                 other = SecuredExporter(exporter.port, trusting(server.pair, stranger))
                 assert (await other.ask()).status == 403
-
-    with caplog.at_level(logging.ERROR, "vramledger"):
-        run(test)

@@ -1,7 +1,5 @@
 """The web configuration file: what is accepted, and what is refused with which message."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import bcrypt
@@ -18,7 +16,6 @@ TLS = f"tls_server_config:\n  {PAIR}"
 
 
 def read(tmp_path: Path, text: str) -> AccessSettings:
-    """Read a file with this text."""
     path = tmp_path / "web.yml"
     path.write_text(text, encoding="utf-8")
     return read_settings(path)

@@ -1,0 +1,23 @@
+"""A web configuration file, and the certificate that it may name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.certificates import Authority
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Name a web configuration file."""
+    return tmp_path / "web.yml"
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    """Return an authority that has signed a server's certificate, ``server.pem`` beside the file."""
+    made = Authority(tmp_path)
+    made.sign("server")
+    return made
