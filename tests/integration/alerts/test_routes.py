@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from tests.integration.alerts.test_rules import texts
-from tests.support.alerts.cases import DEAD
 from tests.support.alerts.nodes import Node
+from tests.support.alerts.parts import DEAD, with_labels
 from tests.support.alerts.promtool import ALERTS, alert_names
 from tests.support.requirements import VERSIONS, require_version
 
@@ -137,10 +137,6 @@ def test_routes_follow_the_settings(
         } >= {"site"}
 
 
-def _with(own: Mapping[str, str]) -> Callable[[float, Mapping[str, str]], Mapping[str, str]]:
-    return lambda _, labels: {**labels, **own}
-
-
 @pytest.mark.parametrize("version", VERSIONS)
 def test_rules_follow_the_settings(version: str, tmp_path: Path) -> None:
     """Prometheus loads them; each alert has the prefix, each query of an exporter's series the selector."""
@@ -157,12 +153,11 @@ def test_rules_follow_the_settings(version: str, tmp_path: Path) -> None:
     raw = r'(?<![\w:"|])(?:vramledger_[a-z0-9_]+|up)(?![\w:])(?!\{env=).{0,20}'
     assert [found for each in queries for found in re.findall(raw, each)] == []
     for env, fires in (("prod", True), ("test", False)):
-        own = {"env": env, "team": "ml"}
         case = {
             "rule_files": [str(rules)],
             "tests": [{
                 "interval": "15s",
-                "input_series": Node([DEAD], relabel=_with(own)).series(12),
+                "input_series": Node([DEAD], relabel=with_labels(env=env, team="ml")).series(12),
                 "promql_expr_test": [{
                     "expr": 'count(ALERTS{alertname="AcmeGpuMemoryDead",severity="critical"}) or vector(0)',
                     "eval_time": "12m", "exp_samples": [{"labels": "{}", "value": int(fires)}],

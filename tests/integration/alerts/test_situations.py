@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from tests.support.alerts.exporter_situations import EXPORTERS
 from tests.support.alerts.growth_situations import GROWTH
 from tests.support.alerts.holder_situations import HOLDERS, JOBS
+from tests.support.alerts.nodes import Node
+from tests.support.alerts.parts import on_gpu
+from tests.support.alerts.promtool import alerts_over_time
 from tests.support.alerts.situation import Told, complaints, what_is_told
-from tests.support.requirements import EACH_VERSION
+from tests.support.requirements import EACH_VERSION, VERSIONS
 
 pytestmark = pytest.mark.timeout(900)  # promtool takes its time where others work too
 
@@ -28,3 +32,12 @@ def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_what_is_wanted_is_told(number: int, told: Sequence[Told]) -> None:
     """Every alert that is wanted comes in its time, once and without a pause, and no other comes."""
     assert complaints(SITUATIONS[number], told[number]) == []
+
+
+@pytest.mark.parametrize("why", ["asleep", "reset_required"])
+def test_what_explains_a_silent_gpu_counts_as_long_as_its_silence(why: str, tmp_path: Path) -> None:
+    """Where Prometheus scrapes no more and no series gets its mark, no GPU is lost that only sleeps."""
+    node = Node(extra={on_gpu(f"device_{why}"): 1, on_gpu("device_up"): 0})
+    found = alerts_over_time({"gpu-1": (node, 20)}, range(40), tmp_path, VERSIONS[0])
+
+    assert "GpuDeviceLost" not in {dict(key)["alertname"] for key in found}

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from tests.support.alerts.nodes import Holder, Values, uuid, value_at
-from tests.support.host.model import GIB
 from vramledger.model.reading import Rank
 
 MIB = 1 / 1024
@@ -33,7 +32,8 @@ LAST_OOM = series("framework_last_oom_timestamp_seconds", pid=9, framework="jax"
 BOBS_LAST_OOM = series("owner_last_oom_timestamp_seconds", owner_type="user", owner="bob", framework="torch")
 RESERVED: dict[str, Values] = {on_gpu("device_reservation_info", owner_type="slurm", owner="12"): 1}
 UNUSED: dict[str, Values] = {
-    on_gpu("device_reservations", use=use): count for use, count in {"held": 0, "unheld": 1, "unknown": 0}.items()
+    on_gpu("device_reservations", use=use): count
+    for use, count in {"held": 0, "unheld": 1, "unknown": 0}.items()
 }
 STANDS_STILL: dict[str, Values] = {STAMP: lambda minute: 60 * min(minute, 5)}
 
@@ -46,7 +46,9 @@ def failing(group: str) -> str:
 # --- values over time, by the minute
 
 
-def grows(rate: float, base: float = 10, start: float = 0, last: float = math.inf) -> Callable[[float], float]:
+def grows(
+    rate: float, base: float = 10, start: float = 0, last: float = math.inf
+) -> Callable[[float], float]:
     """Return values that rise by ``rate`` a minute, from a minute on, and stay at ``last``."""
     return lambda minute: min(last, base + rate * max(0.0, minute - start))
 
@@ -161,4 +163,3 @@ def job_of(name: str, state: str) -> list[Holder]:
     return [
         Holder(7, 30, state, since=0, gpu=1, sm=None, rank=ranks[0]), Holder(8, 30, rank=ranks[1], waiting=0)
     ]  # fmt: skip
-

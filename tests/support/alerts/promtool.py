@@ -27,26 +27,17 @@ STEP = 60
 
 BY_RULE_FILES = Manager(EVALUATION)
 
-RECORDING = (
-    "vramledger-clock",
-    "vramledger-devices",
-    "vramledger-nodes",
-    "vramledger-allocators",
-    "vramledger-growth",
-    "vramledger-growth-driver",
-    "vramledger-growth-slow",
-    "vramledger-growth-long",
-    "vramledger-pieces",
-    "vramledger-holders",
-    "vramledger-ranks",
-    "vramledger-costs",
-    "vramledger-owners",
+RECORDING = tuple(
+    f"vramledger-{name}"
+    for name in (
+        "clock devices nodes allocators growth growth-driver growth-slow growth-long pieces holders ranks costs"
+        " owners"
+    ).split()
 )
 """Groups whose results other groups read: they come first, so that a boundary is exact."""
 
 _PAIR = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _FAILED = re.compile(r"alertname: ?(\w+), time: ?(\w+),")
-_GOT = re.compile(r"\bgot: ?\[(.*?)\n\s*\](?=\s*$)|\bgot: ?\[(.*?)\]\s*$", re.DOTALL | re.MULTILINE)
 
 
 class Alert(NamedTuple):
@@ -144,29 +135,25 @@ def _step(*minutes: float) -> int:
 
 
 def firing(
-    folder: Path,
-    series: Sequence[Mapping[str, str]],
-    minute: float,
-    files: Sequence[Path] = RULE_FILES,
+    folder: Path, series: Sequence[Mapping[str, str]], *minutes: float, files: Sequence[Path] = RULE_FILES
 ) -> list[Alert]:
-    """Return the alerts that fire at a minute, except the heartbeat, by the rules of some files.
+    """Return the alerts that fire at some minutes, except the heartbeat, by the rules of some files.
 
     promtool only compares, so the test file expects none, and the alerts are read from its complaint.
     """
     expectations = [
         {"eval_time": f"{round(minute * 60)}s", "alertname": name, "exp_alerts": []}
+        for minute in minutes
         for name in alert_names()
         if name != "VramLedgerWatchdog"
     ]
-    output = _run(folder, series, files, _step(minute), alert_rule_test=expectations)
+    output = _run(folder, series, files, _step(*minutes), alert_rule_test=expectations)
     found = []
     for complaint in re.split(r"\n(?=\s*alertname:)", output):
-        failed = _FAILED.search(complaint)
-        if failed is None:
-            continue
-        _, _, got = complaint.partition("got:")
-        for labels, texts in re.findall(r"Labels: ?\{(.*?)\}\s*\n\s*Annotations: ?\{(.*)\}", got):
-            found.append(Alert(failed[1], _pairs(labels), _pairs(texts)))
+        if (failed := _FAILED.search(complaint)) is not None:
+            _, _, got = complaint.partition("got:")
+            for labels, texts in re.findall(r"Labels: ?\{(.*?)\}\s*\n\s*Annotations: ?\{(.*)\}", got):
+                found.append(Alert(failed[1], _pairs(labels), _pairs(texts)))
     if output.strip() and not found:
         message = f"promtool failed otherwise:\n{output}"
         raise AssertionError(message)

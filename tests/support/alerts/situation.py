@@ -71,7 +71,9 @@ def complaints(situation: Situation, told: Told) -> list[str]:
     for each in wanted:
         assert each is not None, situation.told
         alert, pid = each[1].partition("@")[::2]
-        mine = {own: left[alert].pop(own) for own in [*left.get(alert, ())] if not pid or f",pid={pid}," in own}
+        mine = {
+            own: left[alert].pop(own) for own in [*left.get(alert, ())] if not pid or f",pid={pid}," in own
+        }
         spans = {own: (minutes[0], minutes[-1]) for own, minutes in mine.items()}
         ends = (float(each[4]), float(each[5])) if each[4] else (int(situation.minutes),) * 2
         if len(mine) != int(each[6] or 1):
@@ -83,7 +85,9 @@ def complaints(situation: Situation, told: Told) -> list[str]:
             if _paused(minutes):
                 found.append(f"{each[0]} pauses: {minutes}")
     return found + [
-        f"{alert}: {minutes[0]} to {minutes[-1]}: {own}" for alert, of in left.items() for own, minutes in of.items()
+        f"{alert}: {minutes[0]} to {minutes[-1]}: {own}"
+        for alert, of in left.items()
+        for own, minutes in of.items()
     ]
 
 
