@@ -113,7 +113,8 @@ def test_labels_of_targets_that_replace_ours_are_said_once(label: str, tmp_path:
 
     info = series(
         "process_info", pid=8, user="ann", command="x", framework="", policy="", owner_type="pod",
-        owner="team-a/train", namespace="team-a", pod="train", container="main", slurm_job="", unit="", notebook="",
+        owner="team-a/train", namespace="team-a", pod="train", container="main", slurm_job="", unit="",
+        notebook="",
     )  # fmt: skip
     node = Node([Holder(9, 30, owner_type="pod", owner="team-a/train")], extra={info: 1})
     found = texts(tmp_path, of([replace(node, relabel=as_scraped)] * 3, 9), 8)

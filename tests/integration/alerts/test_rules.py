@@ -15,6 +15,8 @@ import yaml
 from tests.support.alerts.promtool import ALERTS, RULE_FILES, rules
 from tests.support.dashboards.files import all_queries
 from tests.support.requirements import VERSIONS, require_version
+from vramledger.commands.alert_settings import read_content, read_settings
+from vramledger.commands.rules import render_expression
 from vramledger.metrics.contract import FAMILIES
 
 RULES = rules()
@@ -415,3 +417,15 @@ def test_what_is_recorded_reaches_the_least_that_an_owner_has(tmp_path: Path) ->
     written = (tmp_path / "recording.rules.yml").read_text(encoding="utf-8")
 
     assert re.findall(r"\((\S+) / 5 \*", written) == ["0.05", "0.002", "0.002", "0.02"]
+
+
+def test_a_span_that_an_owner_leaves_out_leaves_the_others() -> None:
+    """Growth of an owner with ``growth_medium_share: never`` still counts over the other spans."""
+    text = (ALERTS / "thresholds.yml").read_text(encoding="utf-8")
+    owner = '  - {name: x, match: {owner: "a/b"}, growth_medium_share: never}\n'
+    content = read_content(text.replace("owners:\n", f"owners:\n{owner}"))
+    source = "g{a!=''<<owner_matchers>>} >= <<growth_medium_share>> or g >= <<growth_fast_share>>"
+    written = render_expression(source, read_settings(content))
+
+    assert "g{a!='', owner=~\"a/b\"} >= Inf or g >= 0.05" in written
+    assert "g{a!='', owner!~\"a/b\"} >= 0.02 or g >= 0.05" in written

@@ -192,10 +192,13 @@ def _hardware(t: Thresholds) -> list[Boundary]:
         flag("GpuResetRequired-page", "reset_required"),
         *(
             Boundary(
-                f"GpuResetRequired-{severity}", "asked for",
+                f"GpuResetRequired-{severity}", wanted,
                 Node(extra={action % "none": 1}), Node(extra={action % wanted: changing_at(5, None, 1)}), 5,
             )
-            for severity, wanted in (("page", "node_reboot"), ("warning", "drain_and_reset"))
+            for severity, wanted in (
+                ("page", "node_reboot"), ("page", "gpu_reset"), ("warning", "drain_and_reset"),
+                ("warning", "drain_p2p"), ("warning", "other"),
+            )
         ),
         flag("GpuRowRemapFailed-warning", "row_remap_failed"),
         flag("GpuGhost-warning", "ghost"),

@@ -101,6 +101,12 @@ def owned_by(**labels: str) -> Relabel:
     return lambda _, given: {**given, **labels} if given.get("owner") else given
 
 
+def forgotten(_: float, given: Mapping[str, str]) -> Mapping[str, str]:
+    """Return labels as a restarted exporter gives them for a process that it has never seen alive."""
+    nobody = {"owner_type": "", "owner": "", "user": "", "command": ""}
+    return {**given, **nobody} if "command" in given else given
+
+
 def source(**labels: str) -> Relabel:
     """Return labels of a source of a node that has another one, beside it."""
     return lambda _, given: {**given, **labels, "instance": given["instance"].removesuffix("b")}
@@ -110,8 +116,8 @@ def source(**labels: str) -> Relabel:
 
 
 def torch(  # noqa: PLR0913 each is one figure
-    allocated: Values = 10, reserved: float = 0, *, overhead: float = 0.5, retries: Values = 0, ooms: Values = 0,
-    split: Values = 0, pid: int = 7, owner: str = "ann", gpu: int = 0,
+    allocated: Values = 10, reserved: float = 0, *, overhead: float = 0.5, retries: Values = 0,
+    ooms: Values = 0, split: Values = 0, pid: int = 7, owner: str = "ann", gpu: int = 0,
 ) -> Holder:  # fmt: skip
     """Return a torch program of a user, whose agent reports these GiB and counts."""
 
