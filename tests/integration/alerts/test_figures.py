@@ -118,7 +118,8 @@ SUMS = [
     Sums("Memory of unknown holders is in the sum of what is used on the node",
         [Node([Holder(7, 10)], unknown=20)], {10: {USED: 30 * GIB}}),
     Sums("A holder that was idle before a restart of the exporter, and is active after it, holds one time",
-        [Node([Holder(7, 10, lambda m: "idle" if m < 20 else "active", since=-60)], missing=lambda m: 19.7 <= m < 20)],
+        [Node([Holder(7, 10, lambda m: "idle" if m < 20 else "active", since=-60)],
+              missing=lambda m: 19.7 <= m < 20)],
         {22: {HELD: 10 * GIB}}),
     Sums("What NVML charges to nobody counts in every sum of its holder and owner; of two holders, in none",
          [Node([replace(needing(10, 4, pid=2), managed=8, left=2), *OTHERS])], {20: {
@@ -153,7 +154,8 @@ SUMS = [
         "floor(1 / vramledger_process:sm_utilization_ratio:avg15m)": 25}}),
     *[
         Sums(f"A backend on a 48,000 MiB card holds {held} and needs only {need}: so many fit",
-             [published(held, need, 48000)], {10: {f"round({FACTOR}, 0.1)": factor, "1 + vramledger_process:more_jobs_fit:floor": jobs}})
+             [published(held, need, 48000)],
+             {10: {f"round({FACTOR}, 0.1)": factor, "1 + vramledger_process:more_jobs_fit:floor": jobs}})
         for held, need, factor, jobs in (
             (47853, 7000, 6.8, 6), (47853, 2400, 19.9, 20), (47853, 1600, 29.9, 30), (7000, 7000, 1, 6)
         )

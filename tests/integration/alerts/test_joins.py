@@ -124,7 +124,7 @@ BUSY = (
 
 
 def moved(minute: float, label: str) -> Relabel:
-    """Return a change of a label from 0 to 1 at a minute, where it is, or everywhere if it is the target's."""
+    """Return a change of a label from 0 to 1 at a minute, where it is; everywhere if it is the target's."""
 
     def relabel(now: float, labels: Mapping[str, str]) -> Mapping[str, str]:
         return {**labels, label: str(int(now >= minute))} if label != "gpu" or label in labels else labels

@@ -20,7 +20,6 @@ from aiohttp import web
 
 from tests.support.faults import alertmanager, rules
 from tests.support.faults.faulty import orphaned
-from tests.support.faults.jobs import rank_stopped
 from tests.support.faults.scene import Scene
 from tests.support.host.model import GIB
 from tests.support.host.programs import Fixed
@@ -216,32 +215,3 @@ async def _resolved(messages: asyncio.Queue[dict[str, Any]]) -> dict[str, Any]:
     message = await messages.get()
     assert message["status"] == "resolved"
     return message
-
-
-@pytest.mark.thorough
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("version", EACH_VERSION)
-def test_a_job_that_hangs_wakes_somebody_once(version: str, tmp_path: Path) -> None:
-    """One page arrives about the stopped rank, with the ranks that wait; played a minute a second."""
-    asyncio.run(_hung(tmp_path, version))
-
-
-async def _hung(scratch: Path, version: str) -> None:
-    scene = rank_stopped(Random(1))  # noqa: S311 it is chance for tests
-    assert scene.onset is not None
-    culprit = scene.processes[-1]
-    assert "stopped" in culprit.fates
-    recording(scratch / "hung.jsonl.gz", scene, scene.onset - 60, 1800, 2)
-    async with servers(scratch, version) as (address, messages):
-        with running(
-            scratch / "exporter.log", *serve(address, scratch / "hung.jsonl.gz", "--replay.speed=60")
-        ):
-            page = await asyncio.wait_for(messages.get(), 2 * PATIENCE)
-
-    assert {each["labels"]["alertname"] for each in page["alerts"]} == {"GpuJobHung"}
-    (alert,) = page["alerts"]
-    assert alert["labels"]["pid"] == str(culprit.pid)
-    said = alert["annotations"]["description"]
-    assert f"pid {culprit.pid} (train.py) of job 4711, user barbara, is stopped" in said
-    assert f"rank 0 on {address} (GPU 0)" in said
-    assert said.endswith(f"Continue it on its node with sudo kill -CONT {culprit.pid}.")
