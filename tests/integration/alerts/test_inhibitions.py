@@ -157,10 +157,12 @@ def test_one_cause_makes_one_page(case: Case, manager: str) -> None:
 
 
 ORPHANS: list[Fired] = [
-    ("GpuMemoryOrphaned-page", {**HOLDER, "instance": f"node-{node}", "uuid": f"GPU-{node}-{gpu}", "pid": f"{gpu}"})
-    for node in range(64)
-    for gpu in range(8)
-]  # fmt: skip
+    (
+        "GpuMemoryOrphaned-page",
+        {**HOLDER, "instance": f"node-{at // 8}", "uuid": f"GPU-{at}", "pid": f"{at % 8}"},
+    )
+    for at in range(512)
+]
 GROUPS: dict[str, tuple[list[Fired], list[tuple[str, int]]]] = {
     "512 orphans of one job on 64 nodes": (ORPHANS, [("discard", 512), ("oncall", 512)]),
     "orphans of two owners": (
@@ -168,7 +170,8 @@ GROUPS: dict[str, tuple[list[Fired], list[tuple[str, int]]]] = {
         [("discard", 1), ("discard", 1), ("oncall", 1), ("oncall", 1)],
     ),
     "40 exporters that are down": (
-        [("VramLedgerExporterDown-warning", {"instance": f"node-{node}"}) for node in range(40)], [("platform", 40)],
+        [("VramLedgerExporterDown-warning", {"instance": f"node-{node}"}) for node in range(40)],
+        [("platform", 40)],
     ),
     "a leak that ends in an out of memory error": (
         [("GpuMemoryLeakSuspected-warning", HOLDER), ("GpuAllocatorRetries-warning", HOLDER),

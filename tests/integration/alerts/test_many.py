@@ -73,7 +73,7 @@ def _that_has_ended(owner: dict[str, str]) -> Node:
     return Node(
         [Holder(9, until(19, 30), user="ann", **owner)],  # type: ignore[arg-type]
         extra={
-            on_gpu("owner_memory_byte_seconds_total", **owner, state="active"): lambda m: m,
+            on_gpu("owner_memory_byte_seconds_total", 0, **owner, state="active"): lambda m: m,
             series("owner_last_oom_timestamp_seconds", **owner, framework="torch"): changing_at(
                 20, None, 1190
             ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ RUBBISH = re.compile(
 """What templates leave where a label is empty, a query finds nothing, or a time has fractions."""
 
 
-OTHERS: tuple[dict[str, object], ...] = (
+OTHERS: Sequence[Mapping[str, object]] = (
     {"since": -61.00731},
     *(
         {"owner_type": kind, "owner": LONG, "command": "", "user": "", "notebook": ""}

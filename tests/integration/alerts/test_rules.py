@@ -361,10 +361,7 @@ def test_a_snippet_stands_for_its_text(tmp_path: Path) -> None:
     written = yaml.safe_load((tmp_path / "x.rules.yml").read_text(encoding="utf-8"))
     [rule] = written["groups"][0]["rules"]
 
-    assert (done.returncode, done.stdout) == (
-        0,
-        "wrote: alerts/x.rules.yml\nwrote: alerts/rules.json\n",
-    )
+    assert (done.returncode, done.stdout) == (0, "wrote: alerts/x.rules.yml\nwrote: alerts/rules.json\n")
     assert rule["annotations"]["description"] == (
         "{{ $labels.instance }}: pid {{ $labels.pid }} above 1024B is full."
     )

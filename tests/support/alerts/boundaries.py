@@ -38,12 +38,7 @@ def torch(allocated: Values, reserved: Values = 0, overhead: float = 0.5, **figu
 
 
 def boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
-    """Return every boundary.
-
-    Args:
-        t: the thresholds in bytes, seconds and shares.
-        waits: minutes of ``for`` by rule.
-    """
+    """Return every boundary, by thresholds in bytes, seconds and shares, and each rule's minutes of ``for``."""
     return [
         *exporter_boundaries(t),
         *device_boundaries(t, waits),

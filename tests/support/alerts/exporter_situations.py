@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from tests.support.alerts.nodes import Holder, Node, Values, changing_at, uuid
@@ -16,6 +17,7 @@ from tests.support.alerts.parts import (
     STANDS_STILL,
     TRAINER,
     UNUSED,
+    Relabel,
     away,
     failing,
     from_minute,
@@ -51,12 +53,12 @@ def nomad(unreserved: float) -> dict[str, Values]:
     }
 
 
-def remade(minute: float, given: dict[str, str]) -> dict[str, str]:
+def remade(minute: float, given: Mapping[str, str]) -> Mapping[str, str]:
     """Return labels of MIG instances that are made anew at minute 60."""
     return {**given, "gpu": "0", "uuid": f"MIG-{minute >= 60}-{given['gpu']}"} if "gpu" in given else given
 
 
-def renamed(**uuids: str) -> object:
+def renamed(**uuids: str) -> Relabel:
     """Return labels in which devices have other uuids, by the index."""
     return lambda _, given: {**given, "uuid": uuids[f"gpu{given['gpu']}"]} if "uuid" in given else given
 

@@ -302,7 +302,7 @@ def rank(number: int, state: str | Callable[[float], str] = "active", **more: ob
 
 def waiting(number: int, since: Values = WAITS, **more: object) -> Holder:
     """Return a rank that waits for another one."""
-    return rank(number, waiting=since, **more)
+    return rank(number, **{"waiting": since, **more})  # type: ignore[arg-type]
 
 
 def ended(number: int, minute: float = HUNG) -> Holder:

@@ -83,16 +83,9 @@ def alerts_over_time(  # noqa: PLR0913, PLR0917 how rules are evaluated
 ) -> Samples:
     """Return every alert except the heartbeat on nodes that one Prometheus watches, by its labels.
 
-    Nodes of one length are watched together. A step costs as much for series that have ended, so those of
-    other lengths are watched apart where that is cheaper.
-
-    Args:
-        nodes: what there is, and for how many minutes, by the instance's name.
-        times: minutes at which is looked.
-        folder: an empty directory.
-        version: of promtool.
-        manager: how the rules are evaluated, but for the order of the groups and the program.
-        about: the only alert that is asked about each node; all of the manager's if it is missing.
+    Nodes have an instance's name, and a length in minutes; those of one length are watched together. A step
+    costs as much for series that have ended, so other lengths are watched apart where that is cheaper.
+    ``about`` is the only alert that is asked about each node; all of the manager's if it is missing.
     """
     manager = replace(manager, order=evaluation_order(), promtool=require_version("promtool", version))
     looks, found = sorted(set(times)), Samples()

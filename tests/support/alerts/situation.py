@@ -44,7 +44,7 @@ Told = Mapping[str, Mapping[str, list[float]]]
 
 def what_is_told(
     situations: Sequence[Situation], folder: Path, version: str, *, everything: bool = False
-) -> list[Told]:
+) -> Sequence[Told]:
     """Return what is told of each situation, by a Prometheus that watches them all."""
     nodes = {f"n{number}": (each.node, each.minutes) for number, each in enumerate(situations)}
     nodes |= {f"n{at}b": (each.beside, each.minutes) for at, each in enumerate(situations) if each.beside}
