@@ -195,7 +195,7 @@ def test_a_message_about_several_alerts(tmp_path: Path, amtool: Amtool) -> None:
     alert = {
         "status": "firing", "labels": {"alertname": "GpuMemoryDead"}, "startsAt": "2026-11-21T03:04:05Z",
         "annotations": {
-            "description": "pid 8 <!channel> & <https://e.example|all>", "runbook_url": "https://example.com/a.md",
+            "description": "pid 8 <!channel> & <https://e.example|all>", "runbook_url": "http://a/b.md",
         },
     }  # fmt: skip
     data: dict[str, Any] = {
