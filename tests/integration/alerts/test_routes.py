@@ -207,7 +207,8 @@ def test_a_message_about_several_alerts(tmp_path: Path, amtool: Amtool) -> None:
     title, text = (
         amtool(
             "template", "render", f"--template.glob={ALERTS / 'templates'}/*.tmpl",
-            f"--template.data={tmp_path}/data.json", f'--template.text={{{{ template "vramledger.{name}" . }}}}',
+            f"--template.data={tmp_path}/data.json",
+            f'--template.text={{{{ template "vramledger.{name}" . }}}}',
         ).strip()
         for name in ("title", "text")
     )  # fmt: skip

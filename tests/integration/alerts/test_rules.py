@@ -291,7 +291,8 @@ def test_without_a_file_the_command_writes_the_rules_of_the_repository() -> None
         ("selector: '{a=1}'", "selector: '{a=1}' cannot be used; write it like"),
         ("owners: [{match: {owner: x}, b: 2}]", "owners[0]: b: no such key"),
         *(
-            (f"owners: [{{match: {{{label}: x}}, hoarded_idle: 2}}]", f"every program chooses its own {label}, so it gives nobody another")
+            (f"owners: [{{match: {{{label}: x}}, hoarded_idle: 2}}]",
+             f"every program chooses its own {label}, so it gives nobody another hoarded_idle")
             for label in ("command", "framework", "policy", "notebook")
         ),
     ],
