@@ -71,9 +71,9 @@ CASES = [
     Case("a device that must be reset, and the error before", [("GpuResetRequired-page", DEVICE),
         ("GpuMemoryDead-page", HOLDER)], [("GpuXidError-warning", DEVICE), ("GpuResetRequired-warning",
         {**DEVICE, "action": "drain_p2p"})]),
-    Case("pieces of one owner and of others", [("GpuMemoryHoardedInPieces-warning", OWNER),
-        ("GpuMemoryHoardedInPieces-warning", {**DEVICE, "whose": "several"})],
-        [("GpuHeldHardlyUsed-warning", OWNER)]),
+    Case("pieces of one owner and of others", [("GpuMemoryHoardedInPieces-warning", OWNER)], [
+        ("GpuMemoryHoardedInPieces-warning", {**DEVICE, "whose": "several"}),
+        ("GpuHeldHardlyUsed-warning", OWNER)]),
     Case("a network that is down", [("VramLedgerManyExportersDown-page", {"job": "vramledger"})],
         [("VramLedgerExporterDown-warning",
         {"job": "vramledger", "instance": f"node-{node}"}) for node in range(40)]),
