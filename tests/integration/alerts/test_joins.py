@@ -12,7 +12,8 @@ import pytest
 from tests.support.alerts.nodes import Holder, Node
 from tests.support.alerts.parts import IDLE, PREALLOCATED, Relabel, grows, on_gpu, torch, with_labels
 from tests.support.alerts.promtool import evaluation_order
-from tests.support.alerts.shipped import first_of_each_rule
+from tests.support.alerts.shipped import first_of_each_rule, watched_for
+from tests.support.alerts.situation import Situation, what_is_told
 from tests.support.faults.evaluation import Manager, ask
 from tests.support.requirements import EACH_VERSION, VERSIONS, require_version
 
@@ -24,8 +25,16 @@ STEP = 240
 LONGEST = 45.0
 """Minutes: nearly every alert has fired by then."""
 
-_NODES = {rule: each.fires for rule, each in first_of_each_rule(within=LONGEST).items()}
+FIRST = first_of_each_rule(within=LONGEST)
+_NODES = {rule: each.fires for rule, each in FIRST.items()}
 """A node for each alert."""
+
+BESIDES = {
+    "GpuJobHung-warning": {"GpuMemoryHoarded"}, "GpuJobHung-page": {"GpuMemoryStopped"},
+    "GpuNotebookIdle-warning": {"GpuMemoryHoarded"}, "GpuMemoryHoardedWhileShort-page": {"GpuAllocatorRetries"},
+    "GpuMemoryHoardedInPieces-warning-several": {"GpuAllocatorRetries"},
+}  # fmt: skip
+"""What else is true on the node of a boundary, and fires when it is watched."""
 
 _FIRING = 'ALERTS{alertstate="firing",severity!="none"}'
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -180,3 +189,11 @@ def test_a_label_may_change_on_one_node(label: str, marked: bool, tmp_path: Path
 
     assert always["steady", "GpuMemoryHoardedWhileShort"] == len(times)
     assert ("", "GpuMemoryHoardedWhileShort") in always
+
+
+def test_nothing_else_fires_at_a_boundary(tmp_path: Path) -> None:
+    """On the node on which an alert must fire, no other one does, unless it is true there as well."""
+    situations = [Situation(rule, each.fires, "", watched_for(each)) for rule, each in FIRST.items()]
+    for rule, told in zip(FIRST, what_is_told(situations, tmp_path, VERSIONS[0]), strict=True):
+        fires = {alert.partition("-")[0] for alert in told}
+        assert fires == {rule.partition("-")[0]} | BESIDES.get(rule, set()), rule
