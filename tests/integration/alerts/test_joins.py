@@ -31,7 +31,8 @@ _NODES = {rule: each.fires for rule, each in FIRST.items()}
 
 BESIDES = {
     "GpuJobHung-warning": {"GpuMemoryHoarded"}, "GpuJobHung-page": {"GpuMemoryStopped"},
-    "GpuNotebookIdle-warning": {"GpuMemoryHoarded"}, "GpuMemoryHoardedWhileShort-page": {"GpuAllocatorRetries"},
+    "GpuNotebookIdle-warning": {"GpuMemoryHoarded"},
+    "GpuMemoryHoardedWhileShort-page": {"GpuAllocatorRetries"},
     "GpuMemoryHoardedInPieces-warning-several": {"GpuAllocatorRetries"},
 }  # fmt: skip
 """What else is true on the node of a boundary, and fires when it is watched."""
