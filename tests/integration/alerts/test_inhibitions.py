@@ -150,7 +150,7 @@ def test_one_cause_makes_one_page(case: Case, manager: str) -> None:
     fired = [*case.told, *case.inhibited]
     assert {name for name, _ in fired} <= SEVERITIES
     # The cases have different hosts, because all share one Alertmanager.
-    pair = [(f"GpuMemoryOrphaned-{severity}", HOLDER) for severity in ("warning", "page")]
+    pair: list[Fired] = [(f"GpuMemoryOrphaned-{severity}", HOLDER) for severity in ("warning", "page")]
     for whose, alerts in ((case.what, fired), (f"after {case.what}", pair)):
         send(manager, alerts, instance=f"{whose} INSTANCE", case=whose, job=whose)
     assert uninhibited(manager, case.what) == sorted(name for name, _ in case.told)

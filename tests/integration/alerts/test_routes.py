@@ -158,7 +158,7 @@ def test_rules_follow_the_settings(version: str, tmp_path: Path) -> None:
         }  # fmt: skip
         path = tmp_path / "case.yml"
         path.write_text(json.dumps(case), encoding="utf-8")
-        command = [require_version("promtool", version), "test", "rules", path]
+        command: list[str | Path] = [require_version("promtool", version), "test", "rules", path]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
