@@ -8,21 +8,21 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import yaml
 
-from tests.support.alerts.boundaries import Thresholds, boundaries
+from tests.support.alerts.boundaries import boundaries
 from tests.support.alerts.boundary import Boundary
 from tests.support.alerts.nodes import Node
-from tests.support.alerts.promtool import ALERTS, EVALUATION, alerts_over_time, rules
+from tests.support.alerts.promtool import ALERTS, EVALUATION, alerts_over_time
+from tests.support.alerts.shipped import RULES, TABLE, WAITS, name_of, thresholds, watched_for
 from tests.support.faults.evaluation import Manager, Samples, ask
 from tests.support.faults.rules import alerts
 from tests.support.requirements import VERSIONS, require_version
-from vramledger.commands.alert_settings import default_content, read_content, read_settings
+from vramledger.commands.alert_settings import default_content, read_settings
 from vramledger.commands.rules import read_sources
-from vramledger_agent.commands.parser import parse_duration
 
 pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
 
@@ -33,36 +33,14 @@ TESTED_ELSEWHERE = {
     "VramLedgerWatchdog-none": "it has no condition",
     "VramLedgerAbsent-page": "it is about no node: test_absence_at_its_boundary",
     "VramLedgerManyExportersDown-page": "it is about many nodes: test_many.py",
-    "GpuMemoryAboutToFill-page-fast": "it is about a course: test_hysteresis.py, test_false_pages.py",
+    "GpuMemoryAboutToFill-page-fast": "it is about a course: growth_situations.py",
     "VramLedgerScrapesTooRare-warning": "it is about all nodes: test_many.py",
-    "GpuHeldHardlyUsed-warning": "it takes 6 hours: holder_cases.py",
+    "GpuHeldHardlyUsed-warning": "it takes 6 hours: holder_situations.py",
     "VramLedgerLabelsReplaced-warning": "it is about all nodes: test_many.py",
     "GpuManyNodes-page": "it is about many nodes: test_many.py",
     "GpuManyOwners-warning": "it is about many owners: test_many.py",
 }
 _THRESHOLD = re.compile(r"<<(\w+)>>")
-
-
-def name_of(rule: Mapping[str, Any]) -> str:
-    """Return what distinguishes a rule from all others: its alert and the labels that it sets."""
-    own = [str(value) for label, value in rule["labels"].items() if label != "many"]
-    return "-".join([rule["alert"], *own])
-
-
-RULES = {name_of(rule): rule for rule in rules() if "alert" in rule}
-WAITS = {
-    name: parse_duration(rule["for"]) / 60 if rule.get("for", "0s") != "0s" else 0.0
-    for name, rule in RULES.items()
-}
-
-
-def thresholds(home: Path) -> Thresholds:
-    """Return the defaults of a folder of rules, in bytes, seconds and shares."""
-    content = read_content((home / "thresholds.yml").read_text(encoding="utf-8"))
-    return {name: float(value) for name, value in read_settings(content).defaults.items()}
-
-
-TABLE = boundaries(thresholds(ALERTS), WAITS)
 
 
 class Activity(NamedTuple):
@@ -80,9 +58,8 @@ def rule_activity(table: list[Boundary], folder: Path, version: str, home: Path)
     """Let one Prometheus watch both nodes of every boundary."""
     nodes, about = dict[str, tuple[Node, float]](), dict[str, str]()
     for index, each in enumerate(table):
-        length = (each.begins or 0) + WAITS[each.rule] + each.minutes
         for name, node in ((f"quiet {index}", each.quiet), (f"fires {index}", each.fires)):
-            nodes[name], about[name] = (node, length), RULES[each.rule]["alert"]
+            nodes[name], about[name] = (node, watched_for(each)), RULES[each.rule]["alert"]
     longest = max(minutes for _, minutes in nodes.values())
     steps = [step * EVALUATION / 60 for step in range(int(longest * 60 / EVALUATION) + 1)]
     seen: dict[tuple[str, str], Activity] = {}
@@ -201,7 +178,7 @@ def test_every_rule_has_its_boundaries() -> None:
 
 def test_every_threshold_is_tried() -> None:
     """A change of any threshold, of an alert or of a recording rule, changes a result here."""
-    # holder_cases.py, test_many.py and test_slow_growth.py have them.
+    # The situations, test_many.py and test_slow_growth.py have them.
     others = {
         "many_down_share", "scrapes_in_10m", "growth_half_day_share", "growth_day_share", "growth_week_share",
         "hardly_used_share", "hardly_used_after", "hardly_used_held_share",

@@ -8,9 +8,20 @@ from itertools import pairwise
 
 import pytest
 
-from tests.support.alerts.cases import DEAD, ORPHAN, TRAINER
-from tests.support.alerts.holder_cases import IDLE, LAST_OOM, NOTEBOOK, SHORT, job_of, pieces
 from tests.support.alerts.nodes import Holder, Node, Values, changing_at, value_at
+from tests.support.alerts.parts import (
+    BOBS_LAST_OOM,
+    DEAD,
+    IDLE,
+    LAST_OOM,
+    NOTEBOOK,
+    ORPHAN,
+    SHORT,
+    STAMP,
+    TRAINER,
+    job_of,
+    pieces,
+)
 from tests.support.alerts.promtool import STEP, alerts_over_time
 from tests.support.faults.evaluation import Manager
 from tests.support.requirements import VERSIONS
@@ -19,9 +30,6 @@ pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others wo
 
 HOUR = 3600
 LAST = 100
-OWNERS_LAST = (
-    'vramledger_owner_last_oom_timestamp_seconds{NODE,owner_type="user",owner="bob",framework="torch"}'
-)
 
 NODES = {
     "GpuMemoryDead": Node([replace(DEAD, since=17)]),
@@ -33,13 +41,10 @@ NODES = {
     "GpuMemoryHoardedWhileShort": Node([replace(IDLE, since=4), SHORT]),
     "GpuMemoryHoardedInPieces": Node(pieces(12, 6, since=-30)),
     "GpuNotebookIdle": Node([replace(NOTEBOOK, since=-30, last_active=-30, start=-60)]),
-    "GpuJobHung": job_of("a", "stopped"),
+    "GpuJobHung": Node(job_of("a", "stopped"), gpus=2),
     "GpuBusyWithoutWork": Node([Holder(8, 30, waiting=8)]),
-    "GpuOutOfMemory-agent": Node(
-        [TRAINER],
-        extra={f'{LAST_OOM}{{NODE,pid="9",framework="jax",verdict="too_big"}}': changing_at(15, None, 880)},
-    ),
-    "GpuOutOfMemory-owner": Node([TRAINER], extra={OWNERS_LAST: changing_at(15, None, 880)}),
+    "GpuOutOfMemory-agent": Node([TRAINER], extra={LAST_OOM: changing_at(15, None, 880)}),
+    "GpuOutOfMemory-owner": Node([TRAINER], extra={BOBS_LAST_OOM: changing_at(15, None, 880)}),
 }
 """A node for each alert whose age comes from a metric; most are due when the clock has been set once."""
 
@@ -70,7 +75,7 @@ def clock_set(node: Node, hours: float, *, follows: bool) -> Node:
         for each in node.holders
     ]  # fmt: skip
     extra = {name: later(values, 1) for name, values in node.extra.items()}
-    extra["vramledger_sample_timestamp_seconds{NODE}"] = lambda m: 60 * m + shift(m, hours)
+    extra[STAMP] = lambda m: 60 * m + shift(m, hours)
     return replace(node, holders=holders, extra=extra)
 
 

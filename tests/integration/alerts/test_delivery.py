@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import threading
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,11 +16,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.alerts.nodes import Holder, Node
+from tests.support.alerts.nodes import Node
+from tests.support.alerts.parts import IDLE
 from tests.support.alerts.promtool import ALERTS, firing
 from tests.support.faults import alertmanager
+from tests.support.faults.alertmanager import request
 from tests.support.mail import mailbox
-from tests.support.ports import free_port
 from tests.support.requirements import VERSIONS
 from tests.support.waiting import wait_until
 
@@ -84,33 +83,12 @@ def filled_in(url: str, mail: int = 0) -> str:
     return f"{waits}\nreceivers: {receivers}\n"
 
 
-def post(url: str, *alerts: dict[str, Any]) -> bool:
-    """Send alerts as Prometheus does; False while nobody listens."""
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"{url}/api/v2/alerts", json.dumps(alerts).encode(), headers)  # noqa: S310
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 loopback
-            return bool(answer.status == 200)
-    except OSError:
-        return False
-
-
 @contextmanager
 def running(version: str, folder: Path, config: str) -> Iterator[str]:
-    """Run a real Alertmanager with a configuration; yield its address."""
+    """Run a real Alertmanager with a configuration and our templates; yield the address for alerts."""
     (folder / "templates").symlink_to(ALERTS / "templates")
-    (folder / "alertmanager.yml").write_text(config, encoding="utf-8")
-    port = free_port()
-    command = [
-        *alertmanager.command(version),
-        f"--config.file={folder}/alertmanager.yml", f"--storage.path={folder}/data",
-        "--cluster.listen-address=", f"--web.listen-address=127.0.0.1:{port}",
-    ]  # fmt: skip
-    with (folder / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
+    with alertmanager.running(version, folder, config) as url:
+        yield f"{url}/api/v2/alerts"
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -123,11 +101,11 @@ def test_a_page_arrives(tmp_path: Path, version: str) -> None:
 
         begun = datetime.now(timezone.utc) - timedelta(minutes=5)
         now = {"startsAt": begun.isoformat()}
-        wait_until(lambda: post(manager, {**DEAD, **now}, {**WATCHDOG, **now}), "Alertmanager")
+        request(manager, [{**DEAD, **now}, {**WATCHDOG, **now}])
         (page,) = wait_until(lambda: arrived("/pager"), "the page")
         (chat,) = wait_until(lambda: arrived("/chat"), "the message")
         beats = wait_until(lambda: arrived("/heartbeat"), "the heartbeat")
-        post(manager, {**DEAD, **now, "endsAt": datetime.now(timezone.utc).isoformat()})
+        request(manager, [{**DEAD, **now, "endsAt": datetime.now(timezone.utc).isoformat()}])
         _, after = wait_until(lambda: arrived("/chat")[:2] if len(arrived("/chat")) > 1 else [], "the end")
 
     assert [each["labels"] for each in page["alerts"]] == [
@@ -152,8 +130,7 @@ def hoarded(folder: Path) -> list[dict[str, Any]]:
     """Return what the real rules raise about idle programs of several users."""
     users = ("ann", "ann", "svc-train", "root")
     holders = [
-        Holder(pid, 30, "idle", since=-61, gpu=pid - 7, sm=None, user=user, owner=user)
-        for pid, user in enumerate(users, start=7)
+        replace(IDLE, pid=pid, gpu=pid - 7, user=user, owner=user) for pid, user in enumerate(users, start=7)
     ]
     holders[1] = replace(holders[1], notebook="ann/a.ipynb")
     found = firing(folder, Node(holders, gpus=4, instance="gpu-1:10839").series(5), 5)
@@ -172,7 +149,7 @@ def test_each_user_gets_their_own_in_one_mail(tmp_path: Path, version: str) -> N
         mailbox() as (port, mails),
         running(version, tmp_path, filled_in(url, port)) as manager,
     ):
-        wait_until(lambda: post(manager, *alerts), "Alertmanager")
+        request(manager, alerts)
         wait_until(lambda: len(mails) > 1, "two mails")
         said = wait_until(
             lambda: [body for _, body in messages if body["channel"] == "U012ABCDEF"], "the chat"

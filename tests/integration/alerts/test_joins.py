@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.alerts.exporter_cases import EXPORTER_CASES
-from tests.support.alerts.holder_cases import HOLDER_CASES
-from tests.support.alerts.nodes import Node
+from tests.support.alerts.nodes import Holder, Node
+from tests.support.alerts.parts import IDLE, PREALLOCATED, Relabel, grows, on_gpu, torch, with_labels
 from tests.support.alerts.promtool import evaluation_order
+from tests.support.alerts.shipped import first_of_each_rule, watched_for
+from tests.support.alerts.situation import Situation, what_is_told
 from tests.support.faults.evaluation import Manager, ask
 from tests.support.requirements import EACH_VERSION, VERSIONS, require_version
 
@@ -24,8 +25,17 @@ STEP = 240
 LONGEST = 45.0
 """Minutes: nearly every alert has fired by then."""
 
-_NODES = {case.fires: case for case in reversed([*EXPORTER_CASES, *HOLDER_CASES]) if case.minute <= LONGEST}
-"""A node for each set of alerts, and one on which nothing is wrong."""
+FIRST = first_of_each_rule(within=LONGEST)
+_NODES = {rule: each.fires for rule, each in FIRST.items()}
+"""A node for each alert."""
+
+BESIDES = {
+    "GpuJobHung-warning": {"GpuMemoryHoarded"}, "GpuJobHung-page": {"GpuMemoryStopped"},
+    "GpuNotebookIdle-warning": {"GpuMemoryHoarded"},
+    "GpuMemoryHoardedWhileShort-page": {"GpuAllocatorRetries"},
+    "GpuMemoryHoardedInPieces-warning-several": {"GpuAllocatorRetries"},
+}  # fmt: skip
+"""What else is true on the node of a boundary, and fires when it is watched."""
 
 _FIRING = 'ALERTS{alertstate="firing",severity!="none"}'
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -73,7 +83,7 @@ def multiplied(node: Node) -> dict[str, str]:
 @pytest.mark.parametrize("version", EACH_VERSION)
 def test_no_label_set_fails_a_rule(version: str, tmp_path: Path) -> None:
     """Each rule is evaluated for all nodes, although one has each of its series in several label sets."""
-    nodes = {name: multiplied(case.node) for name, case in _NODES.items()}
+    nodes = {name: multiplied(node) for name, node in _NODES.items()}
     # Each node has an instance of its own.
     series = {
         each.replace('instance="gpu-1:10839"', f'instance="gpu-{number}:10839"'): values
@@ -86,16 +96,16 @@ def test_no_label_set_fails_a_rule(version: str, tmp_path: Path) -> None:
     fired = ask(_FIRING, range(0, round(LONGEST * 60) + 1, STEP), series.items(), tmp_path, manager)
 
     names = {dict(key)["alertname"] for key in fired}
-    wanted = {word.rpartition("-")[0] for fires in _NODES for word in fires.split()}
+    wanted = {rule.partition("-")[0] for rule in _NODES}
     assert len(names & wanted) > len(wanted) / 2, "the nodes still have what the rules select"
 
 
 def test_two_servers_that_scrape_a_node_raise_each_alert_once(tmp_path: Path) -> None:
     """A ruler over two replicas of Prometheus says what it says over one of them, with the same labels."""
     series: dict[str, str] = {}
-    for number, case in enumerate(_NODES.values()):
+    for number, node in enumerate(_NODES.values()):
         for kind in ("one", "two"):
-            for each in replace(case.node, instance=f"{kind} {number}").series(LONGEST):
+            for each in replace(node, instance=f"{kind} {number}").series(LONGEST):
                 name, _, labels = each["series"].partition("{")
                 for replica in ("", 'replica="a",', 'replica="b",')[
                     slice(1) if kind == "one" else slice(1, 3)
@@ -112,3 +122,79 @@ def test_two_servers_that_scrape_a_node_raise_each_alert_once(tmp_path: Path) ->
 
     assert found["one"]
     assert found["two"] == found["one"]
+
+
+BUSY = (
+    replace(IDLE, since=-12),
+    torch(grows(0.25), retries=grows(4, 0), pid=8, owner="bob"),
+    Holder(9, 10, "orphaned", since=0, owner="cy"),
+    replace(PREALLOCATED, pid=10, gib=1),
+)
+"""Something for as many rules as possible."""
+
+
+def moved(minute: float, label: str) -> Relabel:
+    """Return a change of a label from 0 to 1 at a minute, where it is; everywhere if it is the target's."""
+
+    def relabel(now: float, labels: Mapping[str, str]) -> Mapping[str, str]:
+        return {**labels, label: str(int(now >= minute))} if label != "gpu" or label in labels else labels
+
+    return relabel
+
+
+@pytest.mark.parametrize("version", EACH_VERSION)
+def test_two_clusters_may_have_a_node_of_one_name(tmp_path: Path, version: str) -> None:
+    """What happens in one cluster is found there, and the same pid of the other's node is another process."""
+    nodes = {
+        "east": Node(BUSY, relabel=with_labels(cluster="east")),
+        "west": Node([Holder(7, 10, "zombie", since=0)], relabel=with_labels(cluster="west")),
+    }
+    manager = Manager(
+        60, order=evaluation_order(), promtool=require_version("promtool", version), everything=True
+    )
+    series = ((each["series"], each["values"]) for node in nodes.values() for each in node.series(60))
+    fired = map(dict, ask(_FIRING, [3600], series, tmp_path, manager))
+    found = {(each.get("cluster", ""), each["alertname"], each.get("pid", "")) for each in fired}
+
+    assert {each for each in found if each[0] != "east"} == {("west", "GpuMemoryZombie", "7")}
+    assert {("east", "GpuMemoryOrphaned", "9"), ("east", "GpuMemoryHoardedWhileShort", "7")} <= found
+    assert ("east", "GpuMemoryLeakSuspected", "8") in found
+
+
+# What lingers overlaps with what follows in every selector, and what ends only in those with a range.
+ENDS = pytest.param(True, marks=pytest.mark.thorough)
+
+
+@pytest.mark.parametrize("version", EACH_VERSION)
+@pytest.mark.parametrize("marked", [ENDS, False], ids=["series end", "series linger"])
+@pytest.mark.parametrize("label", ["gpu", "rack"])
+def test_a_label_may_change_on_one_node(label: str, marked: bool, tmp_path: Path, version: str) -> None:
+    """While a GPU has two indices, or a target two racks, every rule judges this node and the others."""
+    changing = Node(BUSY, relabel=moved(61, label), extra={on_gpu("device_hidden_holders"): 1})
+    steady = Node(BUSY, relabel=with_labels(cluster="steady"))
+    manager = Manager(
+        60, order=evaluation_order(), promtool=require_version("promtool", version), everything=True
+    )
+    series = [
+        (each["series"], each["values"] if marked else each["values"].replace("stale", "_"))
+        for node in (changing, steady)
+        for each in node.series(80)
+    ]
+    times = [minute * 60 for minute in (60, 61, 62, 63, 64, 66, 68, 70, 80)]
+    samples = ask(_FIRING, times, series, tmp_path, manager)
+    always = {
+        (labels.get("cluster", ""), labels["alertname"]): len(seen)
+        for key, seen in samples.items()
+        if (labels := dict(key)) and labels["alertname"] == "GpuMemoryHoardedWhileShort"
+    }
+
+    assert always["steady", "GpuMemoryHoardedWhileShort"] == len(times)
+    assert ("", "GpuMemoryHoardedWhileShort") in always
+
+
+def test_nothing_else_fires_at_a_boundary(tmp_path: Path) -> None:
+    """On the node on which an alert must fire, no other one does, unless it is true there as well."""
+    situations = [Situation(rule, each.fires, "", watched_for(each)) for rule, each in FIRST.items()]
+    for rule, told in zip(FIRST, what_is_told(situations, tmp_path, VERSIONS[0]), strict=True):
+        fires = {alert.partition("-")[0] for alert in told}
+        assert fires == {rule.partition("-")[0]} | BESIDES.get(rule, set()), rule

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.integration.alerts.test_alerts import CASES
-from tests.integration.alerts.test_false_pages import torch
-from tests.support.alerts.cases import Case
 from tests.support.alerts.nodes import Holder, Node
-from tests.support.alerts.promtool import Alert, firing, rules
+from tests.support.alerts.parts import DEAD, IDLE, LEAK, ORPHAN, TRAINER
+from tests.support.alerts.promtool import Alert, expect, firing, rules
+from tests.support.alerts.shipped import RULES, TABLE, first_of_each_rule, watched_for
 from tests.support.dashboards.files import load_dashboards
 
 pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
@@ -26,41 +24,42 @@ RUBBISH = re.compile(
 """What templates leave where a label is empty, a query finds nothing, or a time has fractions."""
 
 
-FIRST = {case.fires: case for case in reversed(CASES) if case.fires and case.minute <= 45}
-"""The first case that raises the same alerts: together they have every text."""
+OTHERS: Sequence[Mapping[str, object]] = (
+    {"since": -61.00731},
+    *(
+        {"owner_type": kind, "owner": LONG, "command": "", "user": "", "notebook": ""}
+        for kind in ("pod", "slurm")
+    ),
+)
+"""How the holders of a node are too: with fractions of time, and with long and missing names."""
+
+MINUTES = (8, 17, 26, 35, 45)
+"""When is looked: some alerts fire for ten minutes only."""
 
 
-def messages(folder: Path, cases: Sequence[Case], minute: float) -> list[Alert]:
-    """Return what fires at a minute on the nodes of cases, each as it is and with long and missing names."""
-    nodes = [
-        replace(
-            case.node,
-            instance=f"{case.name}-{turn}",
-            holders=[replace(each, **other) for each in case.node.holders],  # type: ignore[arg-type]
-        )
-        for kind, case in zip(itertools.cycle(("pod", "slurm")), cases)
-        for turn, other in enumerate(
-            (
-                {"since": -61.00731},
-                {"owner_type": kind, "owner": LONG, "command": "", "user": "", "notebook": ""},
-            )
-        )
-        if turn == 0 or case.node.holders
-    ]
-    return firing(folder, [one for node in nodes for one in node.series(minute)], minute)
-
-
-@pytest.fixture(scope="module", params=["each alert", pytest.param("each case", marks=pytest.mark.thorough)])
+@pytest.fixture(
+    scope="module", params=["a node for each alert", pytest.param("all nodes", marks=pytest.mark.thorough)]
+)
 def alerts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Alert]:
-    """Return what fires on the nodes of cases, each with its text."""
-    chosen = CASES if request.param == "each case" else list(FIRST.values())
-    found, begin = [], 0.0
-    for minute in (12.0, 21.0, 45.0):  # some alerts fire for ten minutes only
-        cases = [each for each in chosen if each.fires and begin < each.minute <= minute]
-        found += messages(tmp_path_factory.mktemp("messages"), cases, minute)
-        begin = minute
-    assert {word for fires in FIRST for word in fires.split()} <= {
-        f"{each.name}-{each.labels['severity'][0]}" for each in found
+    """Return what fires on the nodes of boundaries, each with its text."""
+    within = MINUTES[-1]
+    first = first_of_each_rule(within=within)
+    every = request.param == "all nodes"
+    nodes = [each.fires for each in (TABLE if every else first.values()) if watched_for(each) <= within]
+    series = [
+        each
+        for number, node in enumerate(nodes)
+        for turn, other in enumerate((OTHERS[0], OTHERS[1 + number % 2]))
+        if turn == 0 or node.holders
+        for each in replace(
+            node,
+            instance=f"{number}-{turn}",
+            holders=[replace(holder, **other) for holder in node.holders],  # type: ignore[arg-type]
+        ).series(within)
+    ]
+    found = firing(tmp_path_factory.mktemp("messages"), series, *MINUTES)
+    assert {(rule["alert"], rule["labels"]["severity"]) for rule in (RULES[name] for name in first)} <= {
+        (each.name, each.labels["severity"]) for each in found
     }
     return found
 
@@ -89,9 +88,8 @@ def test_a_message_names_a_job_as_the_dashboards_do(alerts: list[Alert]) -> None
 
 def test_reclaim_is_advised_only_beside_an_agent(tmp_path: Path) -> None:
     """Only the agent in a program can free its cache; to others the text does not name the command."""
-    idle = Holder(7, 30, "idle", since=-61, sm=None)
     nodes = [
-        Node([replace(idle, notebook=notebook, agent_up=up)], instance=f"{notebook}{up}")
+        Node([replace(IDLE, notebook=notebook, agent_up=up)], instance=f"{notebook}{up}")
         for notebook in ("", "a.ipynb")
         for up in (None, 0, 1)
     ]
@@ -135,15 +133,12 @@ def test_a_message_leads_to_its_dashboard(alerts: list[Alert]) -> None:
 
 def test_growth_says_how_fast_and_how_long(tmp_path: Path) -> None:
     """Growth comes with its span, and with the time that is left at this pace."""
-    program = torch(gib=lambda minute: 10 + 0.25 * minute)
-    [alert] = firing(tmp_path, Node([program]).series(45), 45)
+    [alert] = firing(tmp_path, Node([LEAK]).series(45), 45)
+    text = alert.annotations["description"]
 
     assert alert.name == "GpuMemoryLeakSuspected"
-    assert (
-        "pid 8 (train.py) of user bob, on GPU 0 grew by 7.5GiB in 30 minutes"
-        in alert.annotations["description"]
-    )
-    assert re.search(r"fills the GPU in about 5h 1\dm 0s at this pace", alert.annotations["description"])
+    assert "pid 7 (train.py) of user ann, on GPU 0 grew by 7.5GiB in 30 minutes" in text
+    assert re.search(r"fills the GPU in about 5h 1\dm 0s at this pace", text)
 
 
 def test_a_program_writes_nothing_into_a_chat(tmp_path: Path) -> None:
@@ -161,7 +156,7 @@ def test_a_program_writes_nothing_into_a_chat(tmp_path: Path) -> None:
 
 def test_a_user_is_named_once(tmp_path: Path) -> None:
     """A user's own program is of that user; a pod's program has its user beside it."""
-    own = Holder(7, 10, "zombie", since=0, user="ann", owner="ann")
+    own = replace(ORPHAN, state="zombie")
     pods = replace(own, pid=8, owner_type="pod", owner="team/train")
     said = [each.annotations["description"] for each in firing(tmp_path, Node([own, pods]).series(6), 6)]
 
@@ -169,3 +164,47 @@ def test_a_user_is_named_once(tmp_path: Path) -> None:
         "gpu-1:10839: pid 7 (train.py) of user ann",
         "gpu-1:10839: pid 8 (train.py) of pod team/train, user ann",
     ]
+
+
+ANSWERS, SILENT = 'up{job="vramledger",instance="a:1"}', 'up{job="vramledger",instance="b:2"}'
+
+
+@pytest.mark.parametrize(
+    ("series", "link"),
+    [
+        ({ANSWERS: "1x99", SILENT: "1x4 0x99"}, "http://a:1/runbooks/VramLedgerExporterDown"),
+        ({SILENT: "1x4 0x99"}, ""),
+        ({ANSWERS: "1x8 _x99", SILENT: "0x8 _x99"}, "http://a:1/runbooks/VramLedgerAbsent"),
+    ],
+    ids=["another one answers", "none answers", "none is known any more"],
+)
+def test_the_link_leads_to_an_exporter_that_answers(
+    series: dict[str, str], link: str, tmp_path: Path
+) -> None:
+    """If the alert's own exporter cannot answer, the link leads to another one, or is missing."""
+    [alert] = firing(tmp_path, [{"series": name, "values": values} for name, values in series.items()], 18)
+
+    assert alert.annotations["runbook_url"] == link
+
+
+@pytest.mark.parametrize("stores", [True, False])
+def test_an_alert_links_to_the_page_as_it_was(tmp_path: Path, stores: bool) -> None:
+    """With a storage the link carries the time of the evaluation; without one there is none."""
+    stored = {"vramledger_storage_newest_timestamp_seconds{NODE}": lambda m: 60 * m}
+    [alert] = firing(tmp_path, Node([DEAD], extra=stored if stores else {}).series(6), 6)
+
+    assert alert.annotations["page_url"] == (f"http://{alert.labels['instance']}/#at=360" if stores else "")
+
+
+def test_the_heartbeat_always_beats(tmp_path: Path) -> None:
+    """The watchdog fires when there is nothing to watch, and while other alerts fire."""
+    beats = {'ALERTS{alertname="VramLedgerWatchdog",alertstate="firing"}': 1}
+    assert expect(tmp_path, [{"series": "other", "values": "0x50"}], 1, beats) == ""
+    assert expect(tmp_path, Node([DEAD], driver_up=0).series(10), 10, beats) == ""
+
+
+def test_a_silent_agent_says_why(tmp_path: Path) -> None:
+    """The text has the exporter's reason."""
+    silent = {'vramledger_agent_up{NODE,pid="9",reason="refused"}': 0}
+    [alert] = firing(tmp_path, Node([TRAINER], extra=silent).series(6), 6)
+    assert "(reason: refused)" in alert.annotations["description"]

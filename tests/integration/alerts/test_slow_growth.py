@@ -1,4 +1,4 @@
-"""Leaks that take days to fill a device are found in time, and days of healthy work raise nothing."""
+"""Leaks that take days are found in time, days of healthy work raise nothing, and a page lasts for days."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.integration.alerts.test_false_pages import torch
-from tests.support.alerts.nodes import Holder, Node
-from tests.support.alerts.promtool import ALERTS, evaluation_order
+from tests.support.alerts.nodes import Holder, Node, uuid
+from tests.support.alerts.parts import MIB, on_gpu, torch
+from tests.support.alerts.promtool import ALERTS, STEP, evaluation_order
 from tests.support.faults.evaluation import Manager, ask
-from tests.support.requirements import VERSIONS, require_version
+from tests.support.requirements import EACH_VERSION, VERSIONS, require_version
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -26,7 +26,6 @@ HOURS, DAYS = 300, 600
 SHORT = 25
 """Hours: who lives longer is evaluated as seldom as the rules about days need."""
 
-MIB = 1 / 1024
 DAY = 24.0
 LEAKS = {"GpuMemoryLeakSuspected", "GpuMemoryGrowing"}
 
@@ -79,7 +78,7 @@ def node(life: Life) -> Node:
     def held(minute: float) -> float:
         return life.held(minute // 20 / 3)
 
-    holder = torch(7, held) if life.agent else Holder(7, held)
+    holder = torch(held) if life.agent else Holder(7, held)
     return Node([replace(holder, start=-60 * 24 * 30)], total=life.total, instance=life.name)
 
 
@@ -118,3 +117,20 @@ def test_slow_growth(life: Life, folder: Path) -> None:
     else:
         assert hour is not None
         assert hour <= life.found
+
+
+@pytest.mark.parametrize("version", EACH_VERSION)
+def test_a_page_about_a_missing_gpu_stays(tmp_path: Path, version: str) -> None:
+    """A GPU that did not come back from a reboot pages for days, over another reboot, until it is back."""
+    minutes = 60 * 30
+    up = {on_gpu("device_up", gpu=1): lambda m: 1.0 if m < 20 or m >= minutes - 60 else None}
+    node = Node(gpus=2, missing=lambda m: 20 <= m < 24 or 600 <= m < 620, extra=up)
+    times = [30 * 60, 90 * 60, 599 * 60, 619 * 60, 640 * 60, (minutes - 61) * 60, (minutes - 40) * 60]
+    promtool = require_version("promtool", version)
+    manager = Manager(STEP, ALERTS, evaluation_order(), promtool, alerts=["GpuDeviceLost"])
+    series = ((each["series"], each["values"]) for each in node.series(minutes))
+    samples = ask('ALERTS{alertstate="firing"}', times, series, tmp_path, manager)
+    [(labels, seen)] = samples.items()
+
+    assert dict(labels)["uuid"] == uuid(1)
+    assert seen == times[:-1]

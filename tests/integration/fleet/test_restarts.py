@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.integration.fleet.test_fleet import GPUS, HOLDERS, hurried
-from tests.support.faults import rules
-from tests.support.faults.evaluation import Firing, Manager, evaluate
 from tests.support.fleet.engines import prometheus, scrape, simulated, until
-from tests.support.fleet.hosts import FleetHost, fleet
-from tests.support.host.scrapes import SCRAPE
-from tests.support.host.series import Trace
 from tests.support.requirements import require_tool
 
 HOSTS = 3
@@ -62,48 +55,3 @@ def test_counters_keep_their_meaning(tmp_path: Path) -> None:
     ratios = {name: value / held[name] for name, value in counted.items()}
     assert {name: ratio for name, ratio in ratios.items() if not 0.75 < ratio < 1.25} == {}
     assert firing == {}
-
-
-def lines(host: FleetHost, now: float, names: frozenset[str]) -> Iterator[str]:
-    """Yield what Prometheus stores of a scrape."""
-    if not host.up:
-        yield "up 0"
-        return
-    yield "up 1"
-    for line in gzip.decompress(host.page(now)).decode().splitlines():
-        if line.partition("{")[0].partition(" ")[0] in names:
-            yield line
-
-
-def fired(scratch: Path, minutes: int, down: Mapping[int, Iterable[int]]) -> list[Firing]:
-    """Return what fires over a small fleet whose hosts miss some scrapes and are then restarted."""
-    require_tool("promtool")
-    scratch.mkdir()
-    names = rules.families()
-    traces = [Trace(f"gpu{number}") for number in range(HOSTS)]
-    hosts = fleet(HOSTS, gpus=2, holders=2)
-    missed = {number: set(slots) for number, slots in down.items()}
-    for slot in range(int(minutes * 60 / SCRAPE)):
-        for number, (host, trace) in enumerate(zip(hosts, traces, strict=True)):
-            up = slot not in missed.get(number, ())
-            if up and not host.up:
-                host.restart()
-            host.up = up
-            trace.scraped(list(lines(host, trace.slots * SCRAPE, names)))
-    return evaluate(traces, scratch, Manager(30.0))
-
-
-def test_a_rolling_restart_fires_nothing(tmp_path: Path) -> None:
-    """Hosts that restart one after another, down for up to a minute each, cause no alert and no page."""
-    rolling = {number: range(60 + 6 * number, 63 + 6 * number + number) for number in range(HOSTS)}
-    restarted = fired(tmp_path / "restarted", 30, rolling)
-    gone = fired(tmp_path / "gone", 30, {1: range(60, 120)})
-
-    assert alerts(restarted) == set()
-    # The same evaluation finds a host that does not return.
-    assert ("VramLedgerExporterDown", "warning", "gpu1") in alerts(gone)
-
-
-def alerts(found: Iterable[Firing]) -> set[tuple[str, str, str]]:
-    """Return which alerts fired, with which severity, for which hosts."""
-    return {(each.alert, each.severity, each.labels.get("instance", "")) for each in found}

@@ -126,16 +126,12 @@ def _parse(series: str) -> tuple[str, dict[str, str]]:
 
 @dataclass
 class Tally:
-    """The result of a run.
-
-    Attributes:
-        faults: calls that were failed or spoiled, and all else that went wrong, by weather.
-    """
+    """The result of a run."""
 
     steps: int = 0
     calls: int = 0
     seconds: float = 0.0
-    faults: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)  # calls failed or spoiled, and all else, by weather
     dark: int = 0
     restarts: int = 0
     pages: int = 0

@@ -91,17 +91,11 @@ class _Holder:
 
 @dataclass
 class Truth:
-    """The expected results of a recording, by the number of the reading.
+    """The expected results of a recording, by the number of the reading."""
 
-    Attributes:
-        spent: byte-seconds until that reading.
-        idle: twice the pid of every holder, one more when it is idle.
-        free: bytes by UUID.
-    """
-
-    spent: dict[Key, array[float]] = field(default_factory=dict)
-    idle: list[array[int]] = field(default_factory=list)
-    free: dict[str, array[int]] = field(default_factory=dict)
+    spent: dict[Key, array[float]] = field(default_factory=dict)  # byte-seconds until that reading
+    idle: list[array[int]] = field(default_factory=list)  # twice each holder's pid, and one when it is idle
+    free: dict[str, array[int]] = field(default_factory=dict)  # bytes by UUID
 
 
 class _Day:
@@ -196,27 +190,17 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a run.
+    """The result of a run."""
 
-    Attributes:
-        looks: the exporter itself, again and again.
-        minutes: how long it took.
-        drift: the largest relative error of an owner's byte-seconds in a state, over all pages.
-        back: counters that went back.
-        judged: holders whose state was looked at; ``misjudged`` were shown another one.
-        steps: steps of the 15 minutes that were looked at, all devices; ``wrong`` were another's.
-        events: pieces of the live page's stream that its viewer got.
-    """
-
-    looks: Sequence[Look]
-    minutes: float
-    drift: float = 0.0
-    back: int = 0
-    judged: int = 0
+    looks: Sequence[Look]  # the exporter itself, again and again
+    minutes: float  # how long it took
+    drift: float = 0.0  # the largest relative error of an owner's byte-seconds in a state, over all pages
+    back: int = 0  # counters that went back
+    judged: int = 0  # holders whose state was looked at; ``misjudged`` were shown another one
     misjudged: int = 0
-    steps: int = 0
+    steps: int = 0  # steps of the 15 minutes that were looked at, all devices; ``wrong`` were another's
     wrong: int = 0
-    events: int = 0
+    events: int = 0  # pieces of the live page's stream that its viewer got
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows of the table; growth is judged over the second half."""

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from tests.support.alerts.boundary import BYTE, Boundary, around, between, changes, holding, shown
-from tests.support.alerts.nodes import Holder, Node, Values, changing_at, uuid
+from tests.support.alerts.nodes import Holder, Node, Values, changing_at
+from tests.support.alerts.parts import LAST_OOM, STAMP, TRAINER, on_gpu, series, torch
 from tests.support.host.model import GIB
 from vramledger.model.reading import Rank
 
@@ -20,30 +21,11 @@ SLIGHTLY = 0.001
 NEARLY = 0.02
 """A share, where growth is measured over spans: above and below a threshold of it."""
 
-DEVICE = f'NODE,gpu="0",uuid="{uuid(0)}"'
 Thresholds = Mapping[str, float]
 
 
-def torch(allocated: Values, reserved: Values = 0, overhead: float = 0.5, **figures: Values) -> Holder:
-    """Return a torch program whose agent reports this number of GiB."""
-
-    def value(values: Values, minute: float) -> float:
-        return (values(minute) if callable(values) else values) or 0.0
-
-    def pool(minute: float) -> float:
-        return max(value(allocated, minute), value(reserved, minute))
-
-    agent: dict[str, Values] = {"torch_allocated_bytes": allocated, "torch_reserved_bytes": pool}
-    return Holder(7, lambda minute: pool(minute) + overhead, agent=agent | figures)
-
-
 def boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
-    """Return every boundary.
-
-    Args:
-        t: the thresholds in bytes, seconds and shares.
-        waits: minutes of ``for`` by rule.
-    """
+    """Return every boundary, by thresholds in bytes, seconds and shares, and the minutes of ``for``."""
     return [
         *exporter_boundaries(t),
         *device_boundaries(t, waits),
@@ -57,8 +39,7 @@ def boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
 
 def exporter_boundaries(t: Thresholds) -> list[Boundary]:
     """Return the boundaries of the alerts about the exporter."""
-    stamp, blind = "vramledger_sample_timestamp_seconds{NODE}", "vramledger_host_pid_namespace{NODE}"
-    success = 'vramledger_collector_success{NODE,collector="x"}'
+    blind, success = series("host_pid_namespace"), series("collector_success", collector="x")
     skew, losing = t["clock_skew"], t["lost_scrapes_share"]
     failing = 'prometheus_rule_{}_total{{NODE,rule_group="/etc/x.rules.yml;vramledger-growth"}}'
     slowest = 1.75  # minutes; a look back over two sees it once at least
@@ -80,7 +61,7 @@ def exporter_boundaries(t: Thresholds) -> list[Boundary]:
             for what in ("evaluation_failures", "group_iterations_missed")
         ),
         *(
-            changes(f"VramLedger{rule}-warning", "set", f"vramledger_{flag}{{NODE}}", 1, 0)
+            changes(f"VramLedger{rule}-warning", "set", series(flag), 1, 0)
             for rule, flag in (
                 ("AgentSocketDown", "agent_socket_up"),
                 ("StorageFailing", "storage_up"),
@@ -89,7 +70,7 @@ def exporter_boundaries(t: Thresholds) -> list[Boundary]:
         ),
         Boundary("VramLedgerSamplingFailed-warning", "reads", Node(), Node(driver_up=0)),
         shown(
-            "VramLedgerSamplingStalled-warning", "moves", stamp,
+            "VramLedgerSamplingStalled-warning", "moves", STAMP,
             lambda m: 60 * slowest * ((m + 1.5) // slowest), lambda m: 60 * min(m, 5), begins=7,
         ),
         shown("VramLedgerBlind-warning-pid_namespace", "sees", blind, 1, 0),
@@ -104,14 +85,14 @@ def exporter_boundaries(t: Thresholds) -> list[Boundary]:
         *(
             between(
                 "VramLedgerClockSkew-info", "clock_skew",
-                lambda off, sign=sign: Node(extra={stamp: lambda m: m * 60 + sign * off}),  # type: ignore[misc]
+                lambda off, sign=sign: Node(extra={STAMP: lambda m: m * 60 + sign * off}),  # type: ignore[misc]
                 skew, skew + 1, begins=0.5,
             )
             for sign in (-1, 1)
         ),
         *(
             changes(
-                "VramLedgerSeriesDropped-info", f"{what} shown", f"vramledger_{what}_dropped{{{DEVICE}}}",
+                "VramLedgerSeriesDropped-info", f"{what} shown", on_gpu(f"{what}_dropped"),
                 0, 1,
             )
             for what in ("processes", "owners")
@@ -127,14 +108,14 @@ def _losing(share: float) -> Node:
 
 def device_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
     """Return the boundaries of the alerts about devices and reservations."""
-    up, hidden = f"vramledger_device_up{{{DEVICE}}}", f"vramledger_device_hidden_holders{{{DEVICE}}}"
+    up, hidden = on_gpu("device_up"), on_gpu("device_hidden_holders")
     full, limit = 100 * (1 - t["nearly_full_free_share"]), 100 * t["limit_share"]
     filling = "GpuMemoryFilling-warning"
 
     def near_limit(used: float) -> Node:
         return Node([Holder(7, 30)], extra=limited(used))
 
-    other = {'vramledger_device_up{NODE,gpu="0",uuid="GPU-new"}': changing_at(10, None, 1)}
+    other = {on_gpu("device_up", uuid="GPU-new"): changing_at(10, None, 1)}
     return [
         changes("GpuDeviceLost-page", "answers", up, 1, 0),
         # It is in the look back for three minutes more.
@@ -166,39 +147,42 @@ def device_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundar
 def _hardware(t: Thresholds) -> list[Boundary]:
     """Return the boundaries of faults of the hardware: a count that does not change, and one that rises."""
 
-    def counting(rule: str, series: str, label: str) -> Boundary:
-        return changes(rule, "rises", f"vramledger_device_{series}{{{DEVICE},{label}}}", 4, 5, 30)
+    def counting(rule: str, name: str, **label: object) -> Boundary:
+        return changes(rule, "rises", on_gpu(name, 0, **label), 4, 5, 30)
 
-    def flag(rule: str, series: str) -> Boundary:
-        return changes(rule, "set", f"vramledger_device_{series}{{{DEVICE}}}", 0, 1)
+    def flag(rule: str, name: str) -> Boundary:
+        return changes(rule, "set", on_gpu(name), 0, 1)
 
     def with_xid(code: int) -> Node:
-        name = f'vramledger_device_xid_errors_total{{{DEVICE},xid="{code}"}}'
+        name = on_gpu("device_xid_errors_total", xid=code)
         return Node(extra={name: changing_at(30, None, 1)})
 
-    action = f'vramledger_device_recovery_action{{{DEVICE},action="%s"}}'
+    action = on_gpu("device_recovery_action", action="%s")
     unused = t["reserved_unused"] / 60
 
     def granting(jobs: int, held: float, unheld: Values) -> Node:
-        granted = f'vramledger_device_reservation_info{{{DEVICE},owner_type="slurm",owner="%s"}}'
-        uses = f'vramledger_device_reservations{{{DEVICE},use="%s"}}'
+        granted = on_gpu("device_reservation_info", owner_type="slurm", owner="%s")
+        uses = on_gpu("device_reservations", use="%s")
         infos: dict[str, Values] = {granted % (1 + job): 1 for job in range(jobs)}
         return Node(extra={**infos, uses % "held": held, uses % "unheld": unheld})
 
     return [
-        counting("GpuXidError-warning", "xid_errors_total", 'xid="94"'),
+        counting("GpuXidError-warning", "device_xid_errors_total", xid=94),
         between("GpuXidError-warning", "fault_xids", with_xid, 13, 79, begins=30),
-        counting("GpuEccUncorrectable-warning", "ecc_errors_total", 'type="uncorrected"'),
-        flag("GpuResetRequired-page", "reset_required"),
+        counting("GpuEccUncorrectable-warning", "device_ecc_errors_total", type="uncorrected"),
+        flag("GpuResetRequired-page", "device_reset_required"),
         *(
             Boundary(
-                f"GpuResetRequired-{severity}", "asked for",
+                f"GpuResetRequired-{severity}", wanted,
                 Node(extra={action % "none": 1}), Node(extra={action % wanted: changing_at(5, None, 1)}), 5,
             )
-            for severity, wanted in (("page", "node_reboot"), ("warning", "drain_and_reset"))
+            for severity, wanted in (
+                ("page", "node_reboot"), ("page", "gpu_reset"), ("warning", "drain_and_reset"),
+                ("warning", "drain_p2p"), ("warning", "other"),
+            )
         ),
-        flag("GpuRowRemapFailed-warning", "row_remap_failed"),
-        flag("GpuGhost-warning", "ghost"),
+        flag("GpuRowRemapFailed-warning", "device_row_remap_failed"),
+        flag("GpuGhost-warning", "device_ghost"),
         *(
             Boundary("GpuReservedUnused-warning", what, granting(*quiet), granting(*fires), unused)
             for what, quiet, fires in (
@@ -257,8 +241,8 @@ def _reserved(t: Thresholds) -> list[Boundary]:
 
     def node(held: float, unreserved: float, owner: str = "12") -> Node:
         extra: dict[str, Values] = {
-            f'vramledger_device_reservation_info{{{DEVICE},owner_type="user",owner="{owner}"}}': 1,
-            f"vramledger_device_unreserved_memory_bytes{{{DEVICE}}}": unreserved * GIB,
+            on_gpu("device_reservation_info", owner_type="user", owner=owner): 1,
+            on_gpu("device_unreserved_memory_bytes"): unreserved * GIB,
         }
         return Node([Holder(9, held)], extra=extra)
 
@@ -272,10 +256,10 @@ def _reserved(t: Thresholds) -> list[Boundary]:
 
 def limited(used: float) -> dict[str, Values]:
     """Return the series of an owner that may take 100 GiB, of which so many are taken."""
-    owner = 'NODE,gpu="0",uuid="GPU-00000000-0000-4000-8000-000000000000",owner_type="user",owner="ann"'
+    owner = {"owner_type": "user", "owner": "ann"}
     return {
-        f"vramledger_owner_memory_limit_used_bytes{{{owner}}}": used * GIB,
-        f'vramledger_owner_memory_limit_bytes{{{owner},type="max"}}': 100 * GIB,
+        on_gpu("owner_memory_limit_used_bytes", 0, **owner): used * GIB,
+        on_gpu("owner_memory_limit_bytes", 0, **owner, type="max"): 100 * GIB,
     }
 
 
@@ -301,11 +285,11 @@ def state_boundaries(t: Thresholds) -> list[Boundary]:
         return Boundary(rule, threshold, quiet, fires, begins)
 
     def with_dead(dead: float) -> Node:
-        series = f'vramledger_device_memory_bytes{{{DEVICE},state="dead"}}'
-        return Node(extra={f"vramledger_processes_dropped{{{DEVICE}}}": 3, series: dead})
+        series = on_gpu("device_memory_bytes", state="dead")
+        return Node(extra={on_gpu("processes_dropped"): 3, series: dead})
 
     def working(works: float) -> Node:
-        series = f'vramledger_process_orphan_working{{{DEVICE},pid="7"}}'
+        series = on_gpu("process_orphan_working", pid=7)
         return Node([replace(orphan, gib=50)], extra={series: works})
 
     share, context, least = (
@@ -367,7 +351,7 @@ def idle_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]
 
 def _wants(t: Thresholds) -> Holder:
     """Return a program that has to empty its cache again and again."""
-    return replace(torch(10, torch_alloc_retries_total=lambda m: m * t["allocator_retries"]), pid=8)
+    return torch(10, retries=lambda m: m * t["allocator_retries"], pid=8)
 
 
 def _idle(
@@ -449,7 +433,7 @@ def _short(t: Thresholds, wait: float) -> list[Boundary]:
     free, enough = 100 * t["short_free_share"], math.ceil(t["short_retries"])
 
     def retries(times: int) -> Holder:
-        return replace(torch(10, torch_alloc_retries_total=changing_at(20, 0, times)), pid=8)
+        return replace(torch(10, retries=changing_at(20, 0, times)), pid=8)
 
     def grows(crosses: float) -> Node:
         return Node([idle, Holder(8, lambda m: 70 - free - 0.2 * (crosses - 0.25 - m))])
@@ -499,7 +483,7 @@ def _fragmented(t: Thresholds) -> list[Boundary]:
     least, share = t["fragmented_bytes"] / GIB, t["fragmented_share"]
 
     def splitting(reserved: float) -> Callable[[float], Node]:
-        return lambda split: Node([torch(1, reserved, torch_inactive_split_bytes=split)])
+        return lambda split: Node([torch(1, reserved, split=split)])
 
     small, large = least / share / 2, least / share * 2
     rule = "GpuMemoryFragmented-info"
@@ -513,14 +497,12 @@ def _counters(t: Thresholds) -> list[Boundary]:
     enough = math.ceil(t["allocator_retries"])
 
     def tries(times: int) -> Node:
-        return Node([torch(10, torch_alloc_retries_total=lambda m: min(times, 4 * max(0.0, m - 20)))])
+        return Node([torch(10, retries=lambda m: min(times, 4 * max(0.0, m - 20)))])
 
     def out_of_memory(minute: float) -> Node:
-        return Node([torch(10, torch_ooms_total=changing_at(minute, 0, 1))])
+        return Node([torch(10, ooms=changing_at(minute, 0, 1))])
 
-    oom = 'vramledger_framework_last_oom_timestamp_seconds{NODE,pid="9",framework="jax",verdict="too_big"}'
-    ended = 'vramledger_owner_last_oom_timestamp_seconds{NODE,owner_type="pod",owner="a/b",framework="jax"}'
-    trainer = Holder(9, 30)
+    ended = series("owner_last_oom_timestamp_seconds", owner_type="pod", owner="a/b", framework="jax")
     return [
         Boundary(
             "GpuAllocatorRetries-warning", "allocator_retries", tries(enough - 1), tries(enough),
@@ -529,7 +511,7 @@ def _counters(t: Thresholds) -> list[Boundary]:
         between("GpuOutOfMemory-warning", "any", out_of_memory, math.inf, 20, begins=20),
         Boundary(
             "GpuOutOfMemory-warning-agent", "within 600 s",
-            Node([trainer], extra={oom: -600}), Node([trainer], extra={oom: -599}),
+            Node([TRAINER], extra={LAST_OOM: -600}), Node([TRAINER], extra={LAST_OOM: -599}),
         ),
         shown("GpuOutOfMemory-warning-owner", "within 600 s", ended, -600, -599),
     ]  # fmt: skip

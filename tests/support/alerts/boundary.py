@@ -17,24 +17,16 @@ BYTE = 1 / GIB
 
 @dataclass(frozen=True)
 class Boundary:
-    """A rule at one of its thresholds.
+    """A rule at one of its thresholds."""
 
-    Attributes:
-        rule: the alert, its severity, and what else tells it from another rule of the name.
-        threshold: its name in ``thresholds.yml``, or what is asked where it is a yes or a no.
-        quiet: a node just on the quiet side.
-        fires: a node at the threshold or just beyond it.
-        begins: the minute from which the condition holds there; None where that is not a whole minute, as
-            with growth, which on the quiet side may look like more while it begins, and must not fire.
-        minutes: how long the nodes are watched, besides ``begins`` and what the rule waits.
-    """
-
-    rule: str
-    threshold: str
-    quiet: Node
-    fires: Node
+    rule: str  # the alert, its severity, and what else tells it from another rule of the name
+    threshold: str  # its name in ``thresholds.yml``, or what is asked where it is a yes or a no
+    quiet: Node  # a node just on the quiet side
+    fires: Node  # a node at the threshold or just beyond it
+    # The minute from which the condition holds there; None where that is not a whole minute, as with growth,
+    # which on the quiet side may look like more while it begins, and must not fire.
     begins: float | None = 0.0
-    minutes: float = 1.0
+    minutes: float = 1.0  # how long the nodes are watched, besides ``begins`` and what the rule waits
 
 
 def between(

@@ -56,32 +56,16 @@ def changing_at(minute: float, before: float | None, after: float | None) -> Cal
 
 @dataclass(frozen=True, eq=False)
 class Holder:
-    """What one process holds on one device, in GiB, and everything that the exporter says about it.
-
-    Attributes:
-        state: name of the state, or one for each minute.
-        since: minute since when; for a state that changes, one for each minute.
-        sm: SM utilisation, None for no sample.
-        last_active: minute of the last sign of work, None for none.
-        start: minute at which the process started.
-        agent: values of each figure of its agent, by the name of its family without the prefix.
-        grade: how good the evidence for its state is.
-        managed: GiB of managed memory that it has besides ``gib``.
-        left: GiB that an ended process has left it.
-        most: GiB of both that it can have at most, None where it has them for certain.
-        uncharged_grade: how good the evidence for them is.
-        rank: which rank of a distributed job it is.
-        waiting: minute since when it keeps its device busy without work.
-    """
+    """What one process holds on one device, in GiB, and everything that the exporter says about it."""
 
     pid: int
     gib: Values
-    state: str | Callable[[float], str] = "active"
-    since: Values = -600
+    state: str | Callable[[float], str] = "active"  # name of the state, or one for each minute
+    since: Values = -600  # minute since when; for a state that changes, one for each minute
     gpu: int = 0
-    sm: Values = 0.5
-    last_active: Values = None
-    start: Values = -600
+    sm: Values = 0.5  # SM utilisation, None for no sample
+    last_active: Values = None  # minute of the last sign of work, None for none
+    start: Values = -600  # minute at which the process started
     user: str = "ann"
     command: str = "train.py"
     framework: str = "torch"
@@ -89,15 +73,15 @@ class Holder:
     owner_type: str = "user"
     owner: str = "ann"
     notebook: str = ""
-    agent: Mapping[str, Values] = field(default_factory=dict)
+    agent: Mapping[str, Values] = field(default_factory=dict)  # its figures, by family
     agent_up: Values = None
-    grade: Grade = Grade.PROVEN
-    managed: Values = None
-    left: Values = None
-    most: float | None = None
-    uncharged_grade: Grade = Grade.SEEN
-    rank: Rank | None = None
-    waiting: Values = None
+    grade: Grade = Grade.PROVEN  # how good the evidence for its state is
+    managed: Values = None  # GiB of managed memory that it has besides ``gib``
+    left: Values = None  # GiB that an ended process has left it
+    most: float | None = None  # GiB of both that it can have at most, None where it has them for certain
+    uncharged_grade: Grade = Grade.SEEN  # how good the evidence for them is
+    rank: Rank | None = None  # which rank of a distributed job it is
+    waiting: Values = None  # minute since when it keeps its device busy without work
 
     def __post_init__(self) -> None:
         """Assume an agent if a report is given."""
@@ -107,28 +91,21 @@ class Holder:
 
 @dataclass(frozen=True)
 class Node:
-    """A host with GPUs.
-
-    Attributes:
-        total: GiB of each device.
-        missing: minutes at which the exporter does not answer.
-        extra: further series, or other values for those that are here, by what stands in a rule file's test.
-        driver_up: values of vramledger_up.
-        relabel: changes the labels of a series at a minute, as a reboot or a change of the target does.
-        every: seconds from one scrape to the next, a multiple of STEP.
-    """
+    """A host with GPUs."""
 
     holders: Collection[Holder] = ()
     gpus: int = 1
-    total: float = 100
+    total: float = 100  # GiB of each device
     unattributed: Values = 0
     unknown: Values = 0
-    missing: Callable[[float], bool] = lambda _: False
+    missing: Callable[[float], bool] = lambda _: False  # minutes at which the exporter does not answer
+    # Further series, or other values for those that are here, by what stands in a rule file's test.
     extra: Mapping[str, Values] = field(default_factory=dict)
-    driver_up: Values = 1
+    driver_up: Values = 1  # values of vramledger_up
     instance: str = "gpu-1:10839"
+    # Changes the labels of a series at a minute, as a reboot or a change of the target does.
     relabel: Callable[[float, Mapping[str, str]], Mapping[str, str]] | None = None
-    every: int = STEP
+    every: int = STEP  # seconds from one scrape to the next, a multiple of STEP
 
     def series(self, minutes: float) -> list[dict[str, str]]:
         """Return the node's series over so many minutes as promtool takes them.

@@ -27,26 +27,17 @@ STEP = 60
 
 BY_RULE_FILES = Manager(EVALUATION)
 
-RECORDING = (
-    "vramledger-clock",
-    "vramledger-devices",
-    "vramledger-nodes",
-    "vramledger-allocators",
-    "vramledger-growth",
-    "vramledger-growth-driver",
-    "vramledger-growth-slow",
-    "vramledger-growth-long",
-    "vramledger-pieces",
-    "vramledger-holders",
-    "vramledger-ranks",
-    "vramledger-costs",
-    "vramledger-owners",
+RECORDING = tuple(
+    f"vramledger-{name}"
+    for name in (
+        "clock devices nodes allocators growth growth-driver growth-slow growth-long pieces holders ranks"
+        " costs owners"
+    ).split()
 )
 """Groups whose results other groups read: they come first, so that a boundary is exact."""
 
 _PAIR = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _FAILED = re.compile(r"alertname: ?(\w+), time: ?(\w+),")
-_GOT = re.compile(r"\bgot: ?\[(.*?)\n\s*\](?=\s*$)|\bgot: ?\[(.*?)\]\s*$", re.DOTALL | re.MULTILINE)
 
 
 class Alert(NamedTuple):
@@ -92,16 +83,9 @@ def alerts_over_time(  # noqa: PLR0913, PLR0917 how rules are evaluated
 ) -> Samples:
     """Return every alert except the heartbeat on nodes that one Prometheus watches, by its labels.
 
-    Nodes of one length are watched together. A step costs as much for series that have ended, so those of
-    other lengths are watched apart where that is cheaper.
-
-    Args:
-        nodes: what there is, and for how many minutes, by the instance's name.
-        times: minutes at which is looked.
-        folder: an empty directory.
-        version: of promtool.
-        manager: how the rules are evaluated, but for the order of the groups and the program.
-        about: the only alert that is asked about each node; all of the manager's if it is missing.
+    Nodes have an instance's name, and a length in minutes; those of one length are watched together. A step
+    costs as much for series that have ended, so other lengths are watched apart where that is cheaper.
+    ``about`` is the only alert that is asked about each node; all of the manager's if it is missing.
     """
     manager = replace(manager, order=evaluation_order(), promtool=require_version("promtool", version))
     looks, found = sorted(set(times)), Samples()
@@ -144,29 +128,25 @@ def _step(*minutes: float) -> int:
 
 
 def firing(
-    folder: Path,
-    series: Sequence[Mapping[str, str]],
-    minute: float,
-    files: Sequence[Path] = RULE_FILES,
+    folder: Path, series: Sequence[Mapping[str, str]], *minutes: float, files: Sequence[Path] = RULE_FILES
 ) -> list[Alert]:
-    """Return the alerts that fire at a minute, except the heartbeat, by the rules of some files.
+    """Return the alerts that fire at some minutes, except the heartbeat, by the rules of some files.
 
     promtool only compares, so the test file expects none, and the alerts are read from its complaint.
     """
     expectations = [
         {"eval_time": f"{round(minute * 60)}s", "alertname": name, "exp_alerts": []}
+        for minute in minutes
         for name in alert_names()
         if name != "VramLedgerWatchdog"
     ]
-    output = _run(folder, series, files, _step(minute), alert_rule_test=expectations)
+    output = _run(folder, series, files, _step(*minutes), alert_rule_test=expectations)
     found = []
     for complaint in re.split(r"\n(?=\s*alertname:)", output):
-        failed = _FAILED.search(complaint)
-        if failed is None:
-            continue
-        _, _, got = complaint.partition("got:")
-        for labels, texts in re.findall(r"Labels: ?\{(.*?)\}\s*\n\s*Annotations: ?\{(.*)\}", got):
-            found.append(Alert(failed[1], _pairs(labels), _pairs(texts)))
+        if (failed := _FAILED.search(complaint)) is not None:
+            _, _, got = complaint.partition("got:")
+            for labels, texts in re.findall(r"Labels: ?\{(.*?)\}\s*\n\s*Annotations: ?\{(.*)\}", got):
+                found.append(Alert(failed[1], _pairs(labels), _pairs(texts)))
     if output.strip() and not found:
         message = f"promtool failed otherwise:\n{output}"
         raise AssertionError(message)

@@ -6,10 +6,18 @@ not there, the program gets a view of the file system of its own in which they a
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.ports import free_port
 from tests.support.requirements import do_without, require_namespaces, require_version
+from tests.support.waiting import wait_until
 
 _TEMPLATES = Path("/usr/share/prometheus/alertmanager")
 _MOUNT = (
@@ -29,3 +37,37 @@ def command(version: str) -> list[str]:
     require_namespaces()
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     return ["unshare", *user, "--mount", "sh", "-c", _MOUNT, str(brought), str(program)]
+
+
+@contextmanager
+def running(version: str, folder: Path, config: str) -> Iterator[str]:
+    """Run a real Alertmanager with a configuration; yield its address when it answers."""
+    (folder / "alertmanager.yml").write_text(config, encoding="utf-8")
+    port = free_port()
+    arguments = [
+        f"--config.file={folder}/alertmanager.yml", f"--storage.path={folder}/data",
+        "--cluster.listen-address=", f"--web.listen-address=127.0.0.1:{port}",
+    ]  # fmt: skip
+    begun = [*command(version), *arguments]
+    url = f"http://127.0.0.1:{port}"
+    with (folder / "log").open("wb") as log, subprocess.Popen(begun, stdout=log, stderr=log) as process:
+        try:
+            wait_until(lambda: request(f"{url}/-/ready") is not None, "Alertmanager is ready", patience=60)
+            yield url
+        finally:
+            process.terminate()
+
+
+def request(url: str, body: object = None) -> bytes | None:
+    """Ask Alertmanager, or send it alerts as Prometheus does; None while nobody answers, or it refuses."""
+    data = None if body is None else json.dumps(body).encode()
+    asked = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310 loopback
+    try:
+        with urllib.request.urlopen(asked, timeout=10) as answer:  # noqa: S310 loopback
+            content: bytes = answer.read()
+            return content
+    except urllib.error.HTTPError as error:
+        error.close()
+    except OSError:
+        pass
+    return None

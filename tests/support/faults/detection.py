@@ -31,21 +31,13 @@ _WITHOUT_PID = frozenset(
 
 @dataclass(slots=True)
 class Score:
-    """The result of an alert.
+    """The result of an alert."""
 
-    Attributes:
-        planted: variations in which it had to fire.
-        found: those in which it did, in time.
-        right: firings in variations whose label allows them.
-        wrong: firings in others.
-        times: seconds from the onset to the first right firing, a variation each.
-    """
-
-    planted: int = 0
-    found: int = 0
-    right: int = 0
-    wrong: int = 0
-    times: list[float] = field(default_factory=list)
+    planted: int = 0  # variations in which it had to fire
+    found: int = 0  # those in which it did, in time
+    right: int = 0  # firings in variations whose label allows them
+    wrong: int = 0  # firings in others
+    times: list[float] = field(default_factory=list)  # from the onset to the first right firing
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,25 +49,15 @@ Samples = dict[tuple[tuple[str, str], ...], list[float]]
 
 @dataclass(frozen=True, slots=True)
 class Manager:
-    """How rules are evaluated.
+    """How rules are evaluated."""
 
-    Attributes:
-        step: seconds between two evaluations.
-        home: the directory of the rules.
-        order: of the groups, all of them; as the files have them when empty.
-        promtool: the program, whose version is that of the rule manager.
-        scrape: seconds between two scrapes of the series.
-        alerts: the names of those that anybody asks about; all of them when empty.
-        everything: evaluate also what decides about no alert, because its errors are looked for too.
-    """
-
-    step: float
-    home: Path = rules.HOME
-    order: Sequence[str] = ()
-    promtool: str | Path = "promtool"
-    scrape: float = SCRAPE
-    alerts: Collection[str] = ()
-    everything: bool = False
+    step: float  # seconds between two evaluations
+    home: Path = rules.HOME  # the directory of the rules
+    order: Sequence[str] = ()  # of the groups, all of them; as the files have them when empty
+    promtool: str | Path = "promtool"  # the program, whose version is that of the rule manager
+    scrape: float = SCRAPE  # seconds between two scrapes of the series
+    alerts: Collection[str] = ()  # the names of those that anybody asks about; all of them when empty
+    everything: bool = False  # also what decides about no alert: its errors are looked for
 
 
 def promtool_environment() -> dict[str, str]:
@@ -79,16 +69,9 @@ def promtool_environment() -> dict[str, str]:
 
 
 def evaluate(traces: Sequence[Trace], scratch: Path, manager: Manager, looks: int = 1) -> list[Firing]:
-    """Return every firing of every alert over the traces, in the order of time.
+    """Return every firing of every alert over traces that begin together, in the order of time.
 
-    Args:
-        traces: what Prometheus has scraped; all begin together.
-        scratch: an empty directory.
-        manager: how the rules are evaluated.
-        looks: after how many steps is looked at what fires: the answers take a large part of the time.
-
-    Raises:
-        EvaluationError: promtool did not take the rules or the series.
+    ``looks``: after how many steps is looked at what fires: the answers take a large part of the time.
     """
     slots = max(trace.slots for trace in traces)
     step = manager.step
@@ -102,15 +85,8 @@ def ask(
 ) -> Samples:
     """Return at which of some times a query for ``ALERTS`` finds any, by their labels.
 
-    Args:
-        query: selects from ``ALERTS``.
-        times: Unix seconds, multiples of the manager's step.
-        series: each with its values, a scrape each from time 0 on, in promtool's notation.
-        scratch: a directory for the test file.
-        manager: how the rules are evaluated.
-
-    Raises:
-        EvaluationError: promtool did not take the rules or the series.
+    Times are Unix seconds, multiples of the manager's step. A series has a value a scrape from time 0
+    on, in promtool's notation. What promtool does not take is an :class:`EvaluationError`.
     """
     path, paths = scratch / "simulated.test.yml", rules.files(manager.home)
     order = [*manager.order] or rules.groups(paths)

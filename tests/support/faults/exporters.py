@@ -14,11 +14,13 @@ from tests.support.faults.scene import (
     Build,
     Scenario,
     Scene,
+    after,
     card,
     hiccups,
     plain,
     process,
     share,
+    soon,
 )
 from tests.support.host import programs
 from tests.support.host.model import Fault
@@ -30,7 +32,7 @@ from vramledger.model.reading import Grant, Scheduler
 def absent(random: Random) -> Scene:
     """A scrape configuration without the job: Prometheus knows no exporter any more."""
     gpu = card(random)
-    onset = random.uniform(10, 50) * MINUTE
+    onset = soon(random)
     job = process(random, Torch(programs.steady(share(gpu, 0.5))))
     return Scene([gpu], [job], hours=onset / HOUR + 0.5, onset=onset, weather=Weather(unknown=onset))
 
@@ -54,18 +56,15 @@ def clock_wrong(random: Random) -> Scene:
 def collector_failing(random: Random) -> Scene:
     """A collector that gives no data from some moment on, while the others do."""
     gpu = card(random)
-    onset = random.uniform(10, 50) * MINUTE
+    onset = soon(random)
     job = process(random, Torch(programs.steady(share(gpu, 0.5))))
-    return Scene(
-        [gpu], [job], hours=onset / HOUR + 0.6, onset=onset, weather=hiccups(random),
-        faults=[Fault("collector", onset, name="hidden")],
-    )  # fmt: skip
+    return after(onset, random, [gpu], [job], 0.6, faults=[Fault("collector", onset, name="hidden")])
 
 
 def crowd(random: Random) -> Scene:
     """More holders on a card than the exporter shows one by one."""
     gpu = card(random)
-    onset = random.uniform(10, 50) * MINUTE
+    onset = soon(random)
     size = share(gpu, 0.1)
     jobs = [
         process(random, Torch(programs.steady(size)), begin=0.0 if few else onset)
@@ -108,7 +107,7 @@ def stuck(random: Random) -> Scene:
     gpu = card(random)
     onset = random.uniform(20, 50) * MINUTE
     job = process(random, Torch(programs.steady(share(gpu, 0.5))), fates={"stuck": onset})
-    return Scene([gpu], [job], hours=onset / HOUR + 0.6, onset=onset, weather=hiccups(random))
+    return after(onset, random, [gpu], [job], 0.6)
 
 
 def reserved_unused(random: Random) -> Scene:

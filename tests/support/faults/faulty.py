@@ -11,11 +11,13 @@ from tests.support.faults.scene import (
     Build,
     Scenario,
     Scene,
+    after,
     card,
     hiccups,
     plain,
     process,
     share,
+    soon,
 )
 from tests.support.host import programs
 from tests.support.host.model import CONTEXT, GIB, MIB, Fate, Fault, Use
@@ -197,7 +199,7 @@ def idle_notebook(random: Random) -> Scene:
     person.demand = lambda age: size(min(age, onset))
     owner = Owner("user", "ada", notebook="kernel-7")
     kernel = process(random, person, owner=owner, user="ada", command="ipykernel")
-    return Scene([gpu], [kernel], hours=onset / HOUR + 3, onset=onset, weather=hiccups(random))
+    return after(onset, random, [gpu], [kernel], 3)
 
 
 def hoarder(random: Random) -> Scene:
@@ -208,7 +210,7 @@ def hoarder(random: Random) -> Scene:
     program = Torch(programs.steady(size), programs.until(onset, lambda _: 0.8, programs.idle))
     owner = Owner("pod", "team-a/sweep-3", namespace="team-a", pod="sweep-3")
     job = process(random, program, owner=owner, agent=random.random() < 0.5)
-    return Scene([gpu], [job], hours=onset / HOUR + 3, onset=onset, weather=hiccups(random))
+    return after(onset, random, [gpu], [job], 3)
 
 
 def hoarder_in_pieces(random: Random) -> Scene:
@@ -229,7 +231,7 @@ def hoarder_in_pieces(random: Random) -> Scene:
         )
         for _ in range(count)
     ]
-    return Scene([gpu], jobs, hours=onset / HOUR + 3, onset=onset, weather=hiccups(random))
+    return after(onset, random, [gpu], jobs, 3)
 
 
 def hoarder_while_short(random: Random) -> Scene:
@@ -255,11 +257,11 @@ def hoarder_while_short(random: Random) -> Scene:
 
 def _fate(random: Random, fate: Fate, owner: Owner | None = None) -> Scene:
     gpu = card(random)
-    onset = random.uniform(10, 50) * MINUTE
+    onset = soon(random)
     program = Torch(programs.steady(share(gpu, random.uniform(0.3, 0.8))))
     job = process(random, program, signs=("multiprocessing",), agent=False, owner=owner)
     job.fates[fate] = onset
-    return Scene([gpu], [job], hours=onset / HOUR + 1.2, onset=onset, weather=hiccups(random))
+    return after(onset, random, [gpu], [job], 1.2)
 
 
 def orphaned(random: Random) -> Scene:
@@ -290,21 +292,18 @@ def stopped(random: Random) -> Scene:
 def unattributed(random: Random) -> Scene:
     """Memory that is used and belongs to no process, beside one that works."""
     gpu = card(random)
-    onset = random.uniform(10, 50) * MINUTE
+    onset = soon(random)
     lost = int(share(gpu, random.uniform(0.1, 0.4))) + 2 * GIB
     gpu.unowned = lambda now: 20 * MIB + (lost if now >= onset else 0)
     job = process(random, Torch(programs.steady(share(gpu, 0.2))))
-    return Scene([gpu], [job], hours=onset / HOUR + 1.2, onset=onset, weather=hiccups(random))
+    return after(onset, random, [gpu], [job], 1.2)
 
 
 def hidden_holder(random: Random) -> Scene:
     """A process with the card open that the driver does not list."""
     gpu = card(random)
-    onset = random.uniform(10, 50) * MINUTE
-    return Scene(
-        [gpu], [], hours=onset / HOUR + 1.2, onset=onset, weather=hiccups(random),
-        faults=[Fault("hidden holder", onset, number=4242)],
-    )  # fmt: skip
+    onset = soon(random)
+    return after(onset, random, [gpu], [], 1.2, faults=[Fault("hidden holder", onset, number=4242)])
 
 
 def blind(random: Random) -> Scene:
@@ -317,29 +316,30 @@ def blind(random: Random) -> Scene:
 def device_lost(random: Random) -> Scene:
     """A card that falls off the bus with a job on it."""
     cards = [card(random, 0), card(random, 1)]
-    onset = random.uniform(10, 50) * MINUTE
+    onset = soon(random)
     jobs = [process(random, Torch(programs.steady(share(each, 0.5))), each.index) for each in cards]
-    return Scene(
-        cards, jobs, hours=onset / HOUR + 1, onset=onset, weather=hiccups(random),
+    return after(
+        onset,
+        random,
+        cards,
+        jobs,
+        1,
         faults=[Fault("device lost", onset, gpu=1), Fault("xid", onset, gpu=1, number=79)],
-    )  # fmt: skip
+    )
 
 
 def driver_lost(random: Random) -> Scene:
     """A driver that answers for no card any more."""
     gpu = card(random)
-    onset = random.uniform(10, 50) * MINUTE
+    onset = soon(random)
     job = process(random, Torch(programs.steady(share(gpu, 0.5))))
-    return Scene(
-        [gpu], [job], hours=onset / HOUR + 1, onset=onset, weather=hiccups(random),
-        faults=[Fault("driver lost", onset)],
-    )  # fmt: skip
+    return after(onset, random, [gpu], [job], 1, faults=[Fault("driver lost", onset)])
 
 
 def exporter_down(random: Random) -> Scene:
     """An exporter that does not answer any more."""
     gpu = card(random)
-    onset = random.uniform(10, 50) * MINUTE
+    onset = soon(random)
     job = process(random, Torch(programs.steady(share(gpu, 0.5))))
     return Scene([gpu], [job], hours=onset / HOUR + 1, onset=onset, weather=Weather(down=((onset, 1e9),)))
 
@@ -347,7 +347,7 @@ def exporter_down(random: Random) -> Scene:
 def sampling_stalled(random: Random) -> Scene:
     """An exporter that always answers with the same old sample."""
     gpu = card(random)
-    onset = random.uniform(10, 50) * MINUTE
+    onset = soon(random)
     job = process(random, Torch(programs.steady(share(gpu, 0.5))))
     return Scene([gpu], [job], hours=onset / HOUR + 1, onset=onset, weather=Weather(stalled=onset))
 
@@ -356,17 +356,17 @@ def stray_context(random: Random) -> Scene:
     """A program that works on one card and has an empty context on another."""
     size = random.choice([81_559, 143_771])
     cards = [card(random, 0, size=size), card(random, 1, size=size)]
-    onset = random.uniform(10, 50) * MINUTE
+    onset = soon(random)
     job = process(random, Torch(programs.steady(share(cards[1], 0.5))), 1, begin=onset, agent=False)
     job.places = {**job.places, 0: Held(programs.steady(CONTEXT), programs.idle)}
-    return Scene(cards, [job], hours=onset / HOUR + 1.2, onset=onset, weather=hiccups(random))
+    return after(onset, random, cards, [job], 1.2)
 
 
 def out_of_memory(random: Random) -> Scene:
     """A batch that does not fit: the allocator tries again, and then fails."""
     gpu = card(random)
     room = share(gpu, 1)
-    onset = random.uniform(10, 50) * MINUTE
+    onset = soon(random)
     demand = programs.sawtooth(random, room * 0.5, room * 0.2, 7)
     program = Torch(
         lambda age: demand(age) + (room * 0.6 if age > onset and age % 60 < 20 else 0), limit=room
@@ -377,7 +377,7 @@ def out_of_memory(random: Random) -> Scene:
 def agent_silent(random: Random) -> Scene:
     """A program that continues while its agent has stopped reporting."""
     gpu = card(random)
-    onset = random.uniform(10, 50) * MINUTE
+    onset = soon(random)
     job = process(random, Torch(programs.steady(share(gpu, 0.3))), agent=True, fates={"silent": onset})
     return Scene([gpu], [job], hours=onset / HOUR + 0.8, onset=onset)
 

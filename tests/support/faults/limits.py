@@ -10,11 +10,13 @@ from tests.support.faults.scene import (
     MINUTE,
     Scenario,
     Scene,
+    after,
     card,
     hiccups,
     plain,
     process,
     share,
+    soon,
     uuid,
 )
 from tests.support.host import programs
@@ -34,14 +36,14 @@ SECOND = Owner("slurm", "101", slurm_job="101")
 def nearly_full(random: Random) -> Scene:
     """Two programs that together take nearly all of a card, and keep it."""
     gpu = card(random)
-    onset = random.uniform(10, 50) * MINUTE
+    onset = soon(random)
     first = share(gpu, random.uniform(0.3, 0.6))
     second = gpu.total * 0.975 - gpu.reserved - first
     jobs = [
         process(random, Held(programs.steady(first)), agent=False),
         process(random, Held(programs.steady(second)), agent=False, begin=onset),
     ]
-    return Scene([gpu], jobs, hours=onset / HOUR + 0.8, onset=onset, weather=hiccups(random))
+    return after(onset, random, [gpu], jobs, 0.8)
 
 
 def filling_up(random: Random) -> Scene:
@@ -56,28 +58,25 @@ def filling_up(random: Random) -> Scene:
         process(random, Held(programs.steady(beside)), agent=False),
         process(random, Held(lambda age: begun + rate * age), agent=False, end=onset + 0.95 * left),
     ]
-    return Scene([gpu], jobs, hours=onset / HOUR + 0.4, onset=onset, weather=hiccups(random))
+    return after(onset, random, [gpu], jobs, 0.4)
 
 
 def outside_reservation(random: Random) -> Scene:
     """A card that Slurm assigned to one job, and another user's program on it."""
     gpu = card(random)
-    onset = random.uniform(10, 50) * MINUTE
+    onset = soon(random)
     jobs = [
         process(random, Torch(programs.steady(share(gpu, 0.4))), owner=FIRST),
         process(random, Torch(programs.steady(share(gpu, 0.2))), owner=SECOND, begin=onset),
     ]
     grants = (Grant("slurm", FIRST.name, (f"nvidia{gpu.index}",)),)
-    return Scene(
-        [gpu], jobs, hours=onset / HOUR + 0.6, onset=onset, weather=hiccups(random),
-        schedulers=(Scheduler("slurm", ("*",), grants),),
-    )  # fmt: skip
+    return after(onset, random, [gpu], jobs, 0.6, schedulers=(Scheduler("slurm", ("*",), grants),))
 
 
 def over_budget(random: Random) -> Scene:
     """An owner whose second program exceeds its budget, over two cards."""
     cards = [card(random, index, size=40_960) for index in range(2)]
-    onset = random.uniform(10, 50) * MINUTE
+    onset = soon(random)
     jobs = [
         process(random, Held(programs.steady(BUDGET * 0.8)), owner=SPENDER, agent=False),
         process(
@@ -85,7 +84,7 @@ def over_budget(random: Random) -> Scene:
             agent=False,
         ),
     ]  # fmt: skip
-    return Scene(cards, jobs, hours=onset / HOUR + 0.7, onset=onset, weather=hiccups(random))
+    return after(onset, random, cards, jobs, 0.7)
 
 
 def _next_of_its_pid(random: Random, gpu: Gpu, second: Torch, ends: float) -> list[Process]:
@@ -107,7 +106,7 @@ def reused_pid_orphaned(random: Random) -> Scene:
     onset = ends + random.uniform(30, 300)
     jobs = _next_of_its_pid(random, gpu, Torch(programs.steady(share(gpu, 0.6))), ends)
     jobs[1].fates["orphaned"] = onset
-    return Scene([gpu], jobs, hours=onset / HOUR + 0.5, onset=onset, weather=hiccups(random))
+    return after(onset, random, [gpu], jobs, 0.5)
 
 
 def reused_pid_hoarding(random: Random) -> Scene:
@@ -117,7 +116,7 @@ def reused_pid_hoarding(random: Random) -> Scene:
     onset = ends + 10 * MINUTE
     program = Torch(programs.steady(share(gpu, 0.6)), programs.until(600, lambda _: 0.8, programs.idle))
     jobs = _next_of_its_pid(random, gpu, program, ends)
-    return Scene([gpu], jobs, hours=onset / HOUR + 1.4, onset=onset, weather=hiccups(random))
+    return after(onset, random, [gpu], jobs, 1.4)
 
 
 def reused_pid_leaking(random: Random) -> Scene:
@@ -153,13 +152,13 @@ def replaced_then_orphaned(random: Random) -> Scene:
 def near_its_limit(random: Random) -> Scene:
     """A job that takes nearly all that its cgroup may, on a card with much free memory."""
     gpu = card(random)
-    onset = random.uniform(10, 50) * MINUTE
+    onset = soon(random)
     held = int(share(gpu, random.uniform(0.2, 0.5)))
     cgroup = "/system.slice/slurmstepd.scope/job_100"
     gpu.says["limits"] = (CgroupLimit(cgroup, 0, int(held / random.uniform(0.955, 1)), held),)
     job = process(random, Held(programs.steady(held)), agent=False, begin=onset)
     job.owner, job.cgroup = FIRST, cgroup
-    return Scene([gpu], [job], hours=onset / HOUR + 0.8, onset=onset, weather=hiccups(random))
+    return after(onset, random, [gpu], [job], 0.8)
 
 
 _FULL = ("GpuMemoryNearlyFull", "GpuMemoryFilling", "GpuMemoryAboutToFill", "GpuMemoryGrowing")

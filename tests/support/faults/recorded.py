@@ -37,14 +37,10 @@ STRETCH = 30.0
 def play(
     path: Path, names: Collection[str], trace: Trace, *, stretch: float = 1.0, hold: float = 0.0
 ) -> Trace:
-    """Fill a trace with what Prometheus would have scraped while a recording was played, and return it.
+    """Fill an empty trace with what Prometheus would have scraped of a recording, and return it.
 
-    Args:
-        path: of the recording; ``NAME.notes.gz`` beside it may hold what its programs said.
-        names: the families that anybody will ask for.
-        trace: of the target, still empty.
-        stretch: by how much its time is drawn out.
-        hold: seconds for which its last reading goes on afterwards.
+    ``NAME.notes.gz`` beside it may hold what its programs said. Its time is drawn out by ``stretch``, and its
+    last reading goes on for so many seconds (``hold``). ``names`` are the families that anybody will ask for.
     """
     for lines in recorded_scrapes(path, Renderer(names), stretch, hold, trace.every):
         trace.scraped(lines)

@@ -23,21 +23,13 @@ _RECORDED = re.compile(r"\bvramledger_[a-z]+:\w+:\w+")
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One alerting rule.
+    """One alerting rule."""
 
-    Attributes:
-        name: of the alert; the same name comes twice when it has two severities.
-        hold: seconds of ``for``.
-        age: seconds for which the state that it is about must have lasted, besides.
-        severity: ``page``, ``warning``, ``info`` or ``none``.
-        expression: PromQL.
-    """
-
-    name: str
-    hold: float
-    age: float
-    severity: str
-    expression: str
+    name: str  # of the alert; the same name comes twice when it has two severities
+    hold: float  # seconds of ``for``
+    age: float  # seconds for which the state that it is about must have lasted, besides
+    severity: str  # ``page``, ``warning``, ``info`` or ``none``
+    expression: str  # PromQL
 
 
 def files(home: Path = HOME) -> list[Path]:
@@ -64,12 +56,8 @@ def evaluated(
     Each evaluation of an alert that fires writes its texts, with a query for each figure. With the recording
     rules that only dashboards read, they take 40 % of the time.
 
-    Args:
-        paths: of the rule files.
-        order: of the groups.
-        named: the alerts; all of them when empty.
-        everything: keep the rules that decide about no alert, too.
-        asked: queries; what they read, instead of what decides about alerts.
+    ``named`` are the alerts, all of them when empty; ``everything`` keeps what decides about no alert, too.
+    With queries that are ``asked``, what they read stays instead of what decides about alerts.
     """
     there = {group["name"]: group for path in paths for group in read_groups(path)}
     rules = [rule for group in there.values() for rule in group["rules"]]

@@ -29,27 +29,16 @@ FOUND = 120.0
 
 @dataclass(slots=True)
 class Scene:
-    """One variation of a scenario.
+    """One variation of a scenario."""
 
-    Attributes:
-        gpus: see :class:`tests.support.host.model.Gpu`.
-        processes: who comes and goes.
-        hours: how long it is watched.
-        onset: when the fault begins, seconds; None for a healthy one.
-        weather: what happens between exporter and Prometheus.
-        faults: what is wrong with the host, and when.
-        schedulers: what they have reserved.
-        threads: whether the exporter looks at the holders' threads.
-    """
-
-    gpus: Sequence[Gpu]
-    processes: Sequence[Process]
-    hours: float = DAY
-    onset: float | None = None
-    weather: Weather = field(default_factory=Weather)
-    faults: Sequence[Fault] = ()
-    schedulers: tuple[Scheduler, ...] = ()
-    threads: bool = False
+    gpus: Sequence[Gpu]  # see :class:`tests.support.host.model.Gpu`
+    processes: Sequence[Process]  # who comes and goes
+    hours: float = DAY  # how long it is watched
+    onset: float | None = None  # when the fault begins, seconds; None for a healthy one
+    weather: Weather = field(default_factory=Weather)  # what happens between exporter and Prometheus
+    faults: Sequence[Fault] = ()  # what is wrong with the host, and when
+    schedulers: tuple[Scheduler, ...] = ()  # what they have reserved
+    threads: bool = False  # whether the exporter looks at the holders' threads
 
     def build(self, random: Random, interval: float) -> Host:
         """Make the host."""
@@ -61,28 +50,16 @@ Build = Callable[[Random], Scene]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A scenario and its label.
+    """A scenario and its label."""
 
-    Attributes:
-        name: what the table calls it.
-        build: makes a variation from a seed.
-        expects: alerts that must fire, every one of them.
-        allows: alerts that may fire besides, being true as well.
-        always: alerts that may fire before the onset too, being true from the beginning.
-        within: seconds after the onset, beyond the alert's own ``for``, in which each must fire; None
-            where only that it does counts.
-        leak: it must be found before the card is full to nine tenths.
-        alone: nothing else is watched by its Prometheus.
-    """
-
-    name: str
-    build: Build
-    expects: tuple[str, ...] = ()
-    allows: frozenset[str] = frozenset()
-    always: frozenset[str] = frozenset()
-    within: float | None = None
-    leak: bool = False
-    alone: bool = False
+    name: str  # what the table calls it
+    build: Build  # makes a variation from a seed
+    expects: tuple[str, ...] = ()  # alerts that must fire, every one of them
+    allows: frozenset[str] = frozenset()  # alerts that may fire besides, being true as well
+    always: frozenset[str] = frozenset()  # those that may fire before the onset too
+    within: float | None = None  # seconds after the onset, beyond its ``for``; None where any time will do
+    leak: bool = False  # it must be found before the card is full to nine tenths
+    alone: bool = False  # nothing else is watched by its Prometheus
 
     @property
     def healthy(self) -> bool:
@@ -135,6 +112,19 @@ def share(place: Gpu, part: float) -> float:
 def hiccups(random: Random) -> Weather:
     """Make the weather of an hour: some scrapes are lost."""
     return Weather(missing=random.choice([0.0, 0.005, 0.02]))
+
+
+def after(  # noqa: PLR0913, PLR0917 the last line of many scenes
+    onset: float, random: Random, gpus: Sequence[Gpu], processes: Sequence[Process], hours: float,
+    faults: Sequence[Fault] = (), schedulers: tuple[Scheduler, ...] = (),
+) -> Scene:  # fmt: skip
+    """Make a scene in which something begins at a moment, and is watched for some hours more."""
+    return Scene(gpus, processes, onset / HOUR + hours, onset, hiccups(random), faults, schedulers)
+
+
+def soon(random: Random) -> float:
+    """Draw when a fault begins."""
+    return random.uniform(10, 50) * MINUTE
 
 
 def plain(

@@ -42,23 +42,14 @@ TOGETHER = 24
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The steps of time.
+    """The steps of time."""
 
-    Attributes:
-        sample: seconds between the exporter's samples.
-        step: seconds between evaluations of the rules.
-        scrape: seconds between scrapes.
-        longest: hours after which a healthy scenario is left.
-        after: hours after its onset at which a faulty one is left.
-        together: hosts in one evaluation.
-    """
-
-    sample: float = 5.0
-    step: float = 30.0
-    scrape: float = SCRAPE
-    longest: float = 24.0
-    after: float = inf
-    together: int = TOGETHER
+    sample: float = 5.0  # seconds between the exporter's samples
+    step: float = 30.0  # seconds between evaluations of the rules
+    scrape: float = SCRAPE  # seconds between scrapes
+    longest: float = 24.0  # hours after which a healthy scenario is left
+    after: float = inf  # hours after its onset at which a faulty one is left
+    together: int = TOGETHER  # hosts in one evaluation
 
 
 class Tenancy(NamedTuple):

@@ -115,14 +115,7 @@ def simulated(hosts: int, gpus: int = 8, holders: int = 8) -> Iterator[int]:
 
 
 def scrape(port: int, hosts: int, interval: str, evaluation: str = "") -> dict[str, Any]:
-    """Return a configuration that scrapes a simulated fleet; each host gets its own name.
-
-    Args:
-        port: where the fleet is served.
-        hosts: how many of its hosts are scraped.
-        interval: from one scrape to the next.
-        evaluation: from one evaluation of the rules to the next; as the scrapes if it is not given.
-    """
+    """Return a configuration that scrapes and evaluates a simulated fleet; each host gets its own name."""
     job = {
         "job_name": "vramledger",
         "static_configs": [
