@@ -165,15 +165,18 @@ def scenario_table(runs: Sequence[Run]) -> str:
 
 
 def _alerts(verdict: Verdict) -> Iterator[str]:
-    yield "| alert | planted | found | precision | time to detect: median | longest |"
-    yield "|---|---|---|---|---|---|"
+    yield "| alert | found | time to detect: median | longest |"
+    yield "|---|---|---|---|"
+    wrong = []
     for name, score in sorted(verdict.scores.items()):
         if not score.planted:
             continue
-        fired = score.right + score.wrong
-        precision = f"{score.right / fired:.0%}" if fired else "-"
+        if score.wrong:
+            wrong.append(f"{name} {score.right / (score.right + score.wrong):.0%}")
+        found = f"{score.found}" if score.found == score.planted else f"{score.found} of {score.planted}"
         times = [_span(median(score.times)), _span(max(score.times))] if score.times else ["-", "-"]
-        yield f"| {' | '.join([name, str(score.planted), str(score.found), precision, *times])} |"
+        yield f"| {' | '.join([name, found, *times])} |"
+    yield f"\nPrecision is 100 %, but: {', '.join(wrong) or 'none'}."
     unplanted = [name for name, score in sorted(verdict.scores.items()) if not score.planted]
     if unplanted:
         yield f"\n{UNPLANTED}{', '.join(unplanted)}."
