@@ -54,7 +54,7 @@ def nomad(unreserved: float) -> dict[str, Values]:
 
 
 def remade(minute: float, given: Mapping[str, str]) -> Mapping[str, str]:
-    """Return labels of MIG instances that are made anew at minute 60."""
+    """Return labels of MIG instances that are made again at minute 60, with other names."""
     return {**given, "gpu": "0", "uuid": f"MIG-{minute >= 60}-{given['gpu']}"} if "gpu" in given else given
 
 
