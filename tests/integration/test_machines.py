@@ -44,7 +44,7 @@ def only(snapshot: Snapshot) -> DeviceSnapshot:
     [("coherent", NOT_CLEAN), ("orin", NOT_CLEAN), ("orin-unprivileged", CANNOT_TELL), ("wsl2", CANNOT_TELL)],
 )
 def test_check_of_a_machine(name: str, status: int) -> None:
-    """What the operating system or Windows holds is no leftover; what is hidden is a doubt."""
+    """Memory of the operating system or of Windows never counts as left over; what is hidden is a doubt."""
     assert [each.status for each in check_devices(last(name), (), CheckTolerance())] == [status]
 
 

@@ -149,10 +149,14 @@ EXPORTERS = [
         "GpuResetRequired-p", 20),
     Situation("a GPU sleeps: nothing",
         Node(extra={UP: changing_at(5, 1, 0), on_gpu("device_asleep"): changing_at(5, None, 1)}), minutes=30),
-    Situation("a GPU that had to be reset, and was in time: the page ends",
-        Node([TRAINER],
-        extra={on_gpu("device_recovery_action", action="gpu_reset"): lambda m: 1 if m < 0.5 else None}),
-        "GpuResetRequired-p 1..3 to 3..15", 30),
+    *[
+        Situation(f"a GPU that had to be reset for {minutes} minutes: {fires or 'nothing'}",
+            Node([TRAINER], extra={
+                on_gpu("device_recovery_action", action="gpu_reset"): gone(minutes, 1000),
+                on_gpu("device_recovery_action", action="none"): lambda m, end=minutes: 1 if m >= end else None}),
+            fires, 30)
+        for minutes, fires in ((0.5, ""), (4, "GpuResetRequired-p 1..3 to 3..16"))
+    ],
     Situation("a GPU does not come back after hours off: paged", Node(gpus=2, missing=away(20, 80),
         extra={SECOND_UP: changing_at(20, 1, None)}), "GpuDeviceLost-p, VramLedgerExporterDown-w", 200),
     Situation("a GPU comes back a little later than its node: nothing", Node(gpus=2, missing=away(20, 24),
