@@ -74,6 +74,7 @@ def test_without_agent_and_exporter_the_need_is_not_known(standin: StandIn, stag
 @pytest.mark.parametrize(
     ("asked", "said"),
     [(str(os.getpid()), f"pid {os.getpid()} holds no GPU memory"), ("/nowhere.json", "nowhere")],
+    ids=["a process", "a file"],
 )
 def test_what_holds_nothing_is_an_error(standin: StandIn, asked: str, said: str) -> None:
     """A pid without GPU memory, and a file that is not there, are one line and 1, and no program's need."""
