@@ -7,8 +7,8 @@ import re
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -210,7 +210,7 @@ def test_a_restart_in_the_middle_is_followed(standin: StandIn, tmp_path: Path) -
 @contextmanager
 def answers(path: Path, kind: socket.SocketKind, answer: bytes) -> Iterator[None]:
     """Answer one request on a socket as another program would."""
-    with socket.socket(socket.AF_UNIX, kind) as listening, ThreadPoolExecutor(1) as pool:
+    with socket.socket(socket.AF_UNIX, kind) as listening:
         listening.bind(str(path))
         listening.listen()
 
@@ -219,7 +219,7 @@ def answers(path: Path, kind: socket.SocketKind, answer: bytes) -> Iterator[None
                 connection.recv(4096)
                 connection.send(answer)
 
-        pool.submit(serve)
+        threading.Thread(target=serve, daemon=True).start()  # nobody connects to another kind of socket
         yield
 
 

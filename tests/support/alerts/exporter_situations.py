@@ -153,7 +153,7 @@ EXPORTERS = [
         Situation(f"a GPU that had to be reset for {minutes} minutes: {fires or 'nothing'}",
             Node([TRAINER], extra={
                 on_gpu("device_recovery_action", action="gpu_reset"): gone(minutes, 1000),
-                on_gpu("device_recovery_action", action="none"): lambda m, end=minutes: 1 if m >= end else None}),
+                on_gpu("device_recovery_action", action="none"): gone(0, minutes)}),
             fires, 30)
         for minutes, fires in ((0.5, ""), (4, "GpuResetRequired-p 1..3 to 3..16"))
     ],

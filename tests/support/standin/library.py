@@ -174,7 +174,7 @@ class Unit:
     """A device with memory and holders: a whole GPU, or a MIG instance of it."""
 
     uuid, name = _Field("uuid", "_unit"), _Field("name", "_unit")
-    numa_node = _Field("numa_node", "_unit")  # NOT_SUPPORTED_32 where the memory is no node
+    numa_node = _Field("numa_node", "_unit")  # NOT_SUPPORTED_32 without such a node
 
     def __init__(self, raw: Any) -> None:  # noqa: ANN401  # ctypes fields have no static types
         self._unit = raw

@@ -114,7 +114,8 @@ class Tensor:
         if self.held:
             self.held = False  # it may be called by name, too
             _C.allocators[self.device.index or 0].release(self.nbytes)
-            cuda.memory._released(self._address)
+            if self._address:
+                cuda.memory._released(self._address)
 
 
 def backward(parameters: list[Tensor]) -> None:
