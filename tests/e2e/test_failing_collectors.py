@@ -143,7 +143,8 @@ def _is_settled(page: Page) -> bool:
 
 def _series(page: Page) -> set[tuple[str, Labels]]:
     """Return the series that a sample has, beside those that come with the work of the moment."""
-    own = re.compile("vramledger_(device|process|owner|agent|pod|reservation|reserved|unreadable|up|collector)")
+    kinds = "device|process|owner|agent|pod|reservation|reserved|unreadable|up|collector"
+    own = re.compile(f"vramledger_({kinds})")
     return {key for key in page.samples if own.match(key[0])}
 
 
