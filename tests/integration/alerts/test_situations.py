@@ -25,7 +25,7 @@ AT_AN_EDGE = {
     "an idle program beside one that fills the GPU by 4 GiB a minute",
     "a first load of 26 minutes without an agent",
 }  # fmt: skip
-"""Here a warning begins or ends within a sample of its threshold, and the ranges of Prometheus 3 are shorter."""
+"""Here a warning begins or ends within a sample of its threshold; ranges of Prometheus 3 are shorter."""
 OF_GROWTH = ("GpuMemoryFilling-w", "GpuMemoryGrowing-w")
 
 
