@@ -104,7 +104,7 @@ def not_used() -> Panel:
         "now, where torch's counters tell, which they take again at their next peak; and fragmentation: "
         "free pieces of used blocks, which nothing frees. The last two overlap with the first.",
         Query(f"sum({beyond_need()})", "beyond need"),
-        Query(f"sum({perhaps_unneeded()}) or 0 * sum({need()})", "perhaps"),
+        Query(f"sum({perhaps_unneeded()}) or 0 * sum({beyond_need()})", "perhaps"),
         Query(cached, "reclaimable now"),
         Query(split, "fragmentation"),
         unit=BYTES, needs=Needs("need"), width=8,
