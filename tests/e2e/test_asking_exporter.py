@@ -9,7 +9,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -215,7 +215,7 @@ def answers(path: Path, kind: socket.SocketKind, answer: bytes) -> Iterator[None
         listening.listen()
 
         def serve() -> None:
-            with listening.accept()[0] as connection:
+            with suppress(OSError), listening.accept()[0] as connection:  # closed before anybody connected
                 connection.recv(4096)
                 connection.send(answer)
 

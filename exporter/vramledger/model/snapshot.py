@@ -422,6 +422,7 @@ class Snapshot(KnownHolderFacts):
     failure: tuple[str, str] | None = None
     released_until: float | None = None  # see :class:`vramledger.model.reading.Reading`
     time: float | None = None  # Unix time of the sample, None before the first
+    ended: float | None = None  # monotonic time at which the sample ended, None before the first
     duration: float = 0.0  # seconds that the sample took
     source: str = "nvml"  # ``nvml``, or ``replay`` when the data is a recording
     recording: str | None = None  # name of the recording, for a replay

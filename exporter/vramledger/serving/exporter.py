@@ -291,7 +291,9 @@ async def _publish(
     async with aclosing(produced):  # type: ignore[type-var]
         async for snapshot in produced:
             publisher.sampler_pid = source.pid
-            await publisher.publish(snapshot)
+            # The exporter may have been stopped since it received the sample.
+            age = 0.0 if snapshot.ended is None else time.monotonic() - snapshot.ended
+            await publisher.publish(snapshot, max(0.0, age))
             _log_change(snapshot, failure)
             failure = snapshot.failure
             if time.monotonic() - trimmed > malloc.FREE_INTERVAL:

@@ -36,15 +36,13 @@ class SnapshotPublisher:
         self._hidden = hidden
         self._made: tuple[Snapshot, Snapshot] | None = None
         self._newest = blank
-        self._published = clock()
+        self._ended = clock()
         self._changed = asyncio.Condition()
 
     @property
     def snapshot(self) -> Snapshot:
         """The newest snapshot as the pages show it."""
-        return self._shown(self.whole)
-
-    def _shown(self, whole: Snapshot) -> Snapshot:
+        whole = self.whole
         if self._hidden is None:
             return whole
         if self._made is None or self._made[0] is not whole:
@@ -55,7 +53,7 @@ class SnapshotPublisher:
     def whole(self) -> Snapshot:
         """The newest snapshot, without its data once that is too old, as after a stop."""
         newest = self._newest
-        if self._lifetime is None or not newest.up or self._clock() - self._published <= self._lifetime:
+        if self._lifetime is None or not newest.up or self._clock() - self._ended <= self._lifetime:
             return newest
         why = f"no sample for more than {self._lifetime:.0f} s: the exporter was stopped or got no CPU time"
         return replace(
@@ -67,11 +65,11 @@ class SnapshotPublisher:
             failures=newest.failures,
         )
 
-    async def publish(self, snapshot: Snapshot) -> None:
-        """Show a snapshot and wake all readers that wait."""
+    async def publish(self, snapshot: Snapshot, age: float = 0.0) -> None:
+        """Show a snapshot, whose sample ended ``age`` seconds ago, and wake all readers that wait."""
         async with self._changed:
             self._newest = snapshot
-            self._published = self._clock()
+            self._ended = self._clock() - age
             self.ready = True
             self._changed.notify_all()
 
@@ -79,4 +77,4 @@ class SnapshotPublisher:
         """Wait until a snapshot newer than ``serial`` is published, and return it."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._newest.serial > serial)
-            return self._shown(self._newest)
+            return self.snapshot

@@ -10,11 +10,13 @@ BLANK = Snapshot(recording="film", failures={"timeout": 0})
 FRESH = replace(BLANK, serial=1, up=True, time=1000.0, failures={"timeout": 3}, recording=None)
 
 
-def board(lifetime: float | None, snapshot: Snapshot) -> tuple[SnapshotPublisher, list[float]]:
+def board(
+    lifetime: float | None, snapshot: Snapshot, age: float = 0.0
+) -> tuple[SnapshotPublisher, list[float]]:
     """Make a publisher that shows a snapshot since 0, and the time of its clock."""
     now = [0.0]
     made = SnapshotPublisher(BLANK, lifetime=lifetime, clock=lambda: now[0])
-    asyncio.run(made.publish(snapshot))
+    asyncio.run(made.publish(snapshot, age))
     return made, now
 
 
@@ -29,6 +31,12 @@ def test_a_snapshot_is_shown_for_its_lifetime_only() -> None:
     assert shown.failure[0] == "timeout"
     assert shown == replace(BLANK, serial=1, time=1000.0, failure=shown.failure, failures={"timeout": 3})
     assert made.ready
+
+
+def test_a_sample_that_was_published_late_is_not_shown_for_longer() -> None:
+    """Its lifetime begins when it ended: the exporter may have been stopped between the two."""
+    assert board(3.5, FRESH, age=3.5)[0].snapshot is FRESH
+    assert not board(3.5, FRESH, age=3.6)[0].snapshot.up
 
 
 def test_what_does_not_age() -> None:
