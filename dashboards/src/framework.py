@@ -197,10 +197,11 @@ def could_move() -> Panel:
 def hoarding_factors() -> Panel:
     return table(
         "Held beyond peak need, by program",
-        "The ten programs that hold most above their peak need, and what torch.cuda.empty_cache() would free "
-        "now, where torch's counters tell. This may be far more than is beyond the peak need: a program that "
-        "needs little now will take it again at its next peak. Of a program without a peak need only "
-        "the highest use inside its framework is known, and not its context and libraries.",
+        "The ten programs that hold most above their peak need, and what torch.cuda.empty_cache() would "
+        "free now, where torch's counters tell. This may be far more than is beyond the peak need: a "
+        "program that needs little now will take it again at its next peak. At most: of a program without "
+        "a peak need only the highest use inside its framework is known, and not its context and "
+        "libraries. It is recorded every 4 minutes; the other figures are of now.",
         Query(f"topk(10, {beyond_need()} or {perhaps_unneeded()})"),
         Query(f"sum by ({BY_PROCESS}) ({newest_bytes()})"),
         Query(f"max by ({BY_PROCESS}) ({need()})"),
@@ -210,7 +211,7 @@ def hoarding_factors() -> Panel:
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
             *OWNER_COLUMNS,
-            Column("Value #A", "Beyond it, 4 minutes ago", BYTES, width=110),
+            Column("Value #A", "Beyond need, at most", BYTES, width=110),
             Column("Value #B", "Holds", BYTES, width=95),
             Column("Value #C", "Peak need", BYTES, width=95),
             Column("Value #D", "Used at the peak", BYTES, width=95),
