@@ -56,7 +56,7 @@ RAISING = (
     Fault("waits", f"{HOSTS}.driver_waits:DriverWaitSearch.work_between"),
     Fault("hidden", f"{HOSTS}.hidden_holders:HiddenSearch.read", "device_hidden_holders|unreadable_.*"),
     Fault("reservations", f"{READERS}.schedulers.reader:SchedulerReader.read", ".*(reservation|reserved).*"),
-    Fault("pods", "vramledger.kubernetes.pod_labels:PodLabelReader.read", "pod_labels_info"),
+    Fault("pods", "vramledger.kubernetes.pods:PodLabelReader.read", "pod_labels_info"),
     Fault("xid", "vramledger.sampling.device_threads:XidWatch.read"),
     Fault("vllm", f"{READERS}.vllm:KvCacheReader.read", "process_kv_cache_.*"),
     Fault("vllm", f"{READERS}.vllm:parse_figures", "process_kv_cache_.*"),

@@ -9,7 +9,7 @@ from vramledger.accounting.agent_figures import AgentHistory
 from vramledger.accounting.devices import DevicesState
 from vramledger.accounting.holders.matching import HoldingTableState
 from vramledger.accounting.holders.processes import TrackedProcess
-from vramledger.accounting.owners.out_of_memory import OomsState
+from vramledger.accounting.owners.failed_allocations import OomsState
 from vramledger.accounting.owners.owner_usage import DeviceUsageState
 from vramledger.accounting.sample import Clock
 from vramledger.accounting.uncharged.events import PoolState

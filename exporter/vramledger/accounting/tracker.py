@@ -27,7 +27,7 @@ from vramledger.accounting.holders.matching import HoldingTable
 from vramledger.accounting.holders.processes import ProcessTracker
 from vramledger.accounting.ledger import balance_device
 from vramledger.accounting.owners import reservations
-from vramledger.accounting.owners.out_of_memory import OomCounter
+from vramledger.accounting.owners.failed_allocations import OomCounter
 from vramledger.accounting.owners.owner_usage import UsageTracker
 from vramledger.accounting.owners.reservations import PlacedHolding, owner_limits
 from vramledger.accounting.remembered import Remembered, follow_clock

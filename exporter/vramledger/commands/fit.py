@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.agent_server.discovery import agent_joiner
-from vramledger.commands import memory_need
+from vramledger.commands import fit_verdict
 from vramledger.commands.arguments import add_control, add_sampling, control_socket, sampling_config
 from vramledger.commands.fit_input import (
     CgroupRoom,
@@ -220,7 +220,7 @@ def add_command(commands: Commands) -> None:
         help="the need as it was then: 03:12, -6h; needs serve --storage.path",
     )  # fmt: skip
     fit.add_argument(
-        "--headroom", type=share, default=memory_need.HEADROOM, metavar="SHARE",
+        "--headroom", type=share, default=fit_verdict.HEADROOM, metavar="SHARE",
         help="how much larger a pool must be than what is in use at the peak (default 10%%)",
     )  # fmt: skip
     fit.add_argument("--json", action="store_true", help="print JSON")
@@ -257,8 +257,8 @@ class Fit(NamedTuple):
     """The whole answer."""
 
     seen: Seen  # what was seen of the program
-    needs: tuple[memory_need.MemoryNeed, ...]  # of each device that it holds memory on, the largest first
-    offers: tuple[tuple[memory_need.Offer, ...], ...]  # of each device here, for each need
+    needs: tuple[fit_verdict.MemoryNeed, ...]  # of each device that it holds memory on, the largest first
+    offers: tuple[tuple[fit_verdict.Offer, ...], ...]  # of each device here, for each need
     here: str  # where the devices are from, a sentence
     of_this_host: bool  # the devices are those of this host, as they are now
     headroom: float  # as chosen
@@ -269,11 +269,11 @@ class Fit(NamedTuple):
         wanted = [offers for need, offers in zip(self.needs, self.offers, strict=True) if not need.unused]
         if not self.of_this_host:
             return CANNOT_TELL
-        if memory_need.assign_devices(wanted):
+        if fit_verdict.assign_devices(wanted):
             return FITS
         unsure = any(
-            each.verdict in (memory_need.PERHAPS, memory_need.UNKNOWN)
-            or (each.verdict == memory_need.AFTER and need.bytes is None)
+            each.verdict in (fit_verdict.PERHAPS, fit_verdict.UNKNOWN)
+            or (each.verdict == fit_verdict.AFTER and need.bytes is None)
             for need, offers in zip(self.needs, self.offers, strict=True)
             for each in offers
             if not need.unused
@@ -314,11 +314,11 @@ def _compare(args: argparse.Namespace, seen: Seen, now: LedgerSample | None, by:
             here += f"; these are the GPUs {seen.origin}, as they were then"
             live = True
     needs = sorted(
-        (memory_need.assess_need(uses, args.headroom) for uses in seen.uses),
+        (fit_verdict.assess_need(uses, args.headroom) for uses in seen.uses),
         key=lambda need: -(need.enough or need.bytes or need.most or 0),
     )
     offers = tuple(
-        tuple(memory_need.make_offer(need, device, seen.program, live=live) for device in devices)
+        tuple(fit_verdict.make_offer(need, device, seen.program, live=live) for device in devices)
         for need in needs
     )
     return Fit(seen, tuple(needs), offers, here, of_this_host, args.headroom)
@@ -346,7 +346,7 @@ def _place(gpu: int | None, name: str) -> str:
     return f"GPU {'?' if gpu is None else gpu} {name}"
 
 
-def _need_lines(need: memory_need.MemoryNeed, headroom: float) -> Iterator[str]:
+def _need_lines(need: fit_verdict.MemoryNeed, headroom: float) -> Iterator[str]:
     use = need.use
     yield f"  on {_place(use.gpu, use.name)}"
     yield f"    holds        {gib(use.held)} now, {gib(need.most)} at most so far"
@@ -359,12 +359,12 @@ def _need_lines(need: memory_need.MemoryNeed, headroom: float) -> Iterator[str]:
         yield f"    needs        {known} ({need.grade.value}): {need.why}"
     else:
         yield f"    needs        {gib(need.bytes)} at its peak ({need.grade.value}): {need.why}"
-        if use.held is not None and use.held - need.bytes > memory_need.MIB:
+        if use.held is not None and use.held - need.bytes > fit_verdict.MIB:
             yield f"    unneeded     {gib(use.held - need.bytes)} of what it holds now"
         if not need.failed:
             yield (
                 f"    plan with    {gib(need.planned)}: the pool has {headroom:.0%} more, and at least "
-                f"{gib(memory_need.HEADROOM_LEAST if headroom else 0)}, for rounding and gaps"
+                f"{gib(fit_verdict.HEADROOM_LEAST if headroom else 0)}, for rounding and gaps"
             )
     if need.failed:
         wanted = "not known" if need.wanted is None else gib(need.wanted)
@@ -373,7 +373,7 @@ def _need_lines(need: memory_need.MemoryNeed, headroom: float) -> Iterator[str]:
     yield from _compute_lines(need)
 
 
-def _compute_lines(need: memory_need.MemoryNeed) -> Iterator[str]:
+def _compute_lines(need: fit_verdict.MemoryNeed) -> Iterator[str]:
     time_busy, sm_busy = need.time_busy, need.sm_busy
     if time_busy is None:
         yield (
@@ -382,18 +382,18 @@ def _compute_lines(need: memory_need.MemoryNeed) -> Iterator[str]:
         )
         return
     text = f"busy {_busy_text(time_busy)}"
-    copies = memory_need.copies_by_compute(time_busy)
+    copies = fit_verdict.copies_by_compute(time_busy)
     if copies == 1:
         text += ", so no second one runs beside it at full speed"
     else:
         text += f", so {_copies(copies)} take turns at full speed" if copies else ": it did not work then"
-    if sm_busy is not None and memory_need.copies_by_compute(sm_busy):
+    if sm_busy is not None and fit_verdict.copies_by_compute(sm_busy):
         text += f"; its kernels fill {_busy_text(sm_busy)} of the SMs, so with MPS at best "
-        text += _copies(memory_need.copies_by_compute(sm_busy))
+        text += _copies(fit_verdict.copies_by_compute(sm_busy))
     yield f"    compute      {text}"
 
 
-def _busy_text(busy: memory_need.Busy) -> str:
+def _busy_text(busy: fit_verdict.Busy) -> str:
     highest = f", at most {busy.highest:.0%}" if busy.samples > 1 else ""
     return f"{busy.mean:.0%}{highest}"
 
@@ -404,7 +404,7 @@ def _copies(copies: int | None) -> str:
     return f"{_MANY} or more" if copies >= _MANY else str(copies)
 
 
-def _offer_lines(need: memory_need.MemoryNeed, offers: Sequence[memory_need.Offer]) -> Iterator[str]:
+def _offer_lines(need: fit_verdict.MemoryNeed, offers: Sequence[fit_verdict.Offer]) -> Iterator[str]:
     for offer in offers:
         device = offer.device
         parts = [_verdict_text(need, offer)]
@@ -414,7 +414,7 @@ def _offer_lines(need: memory_need.MemoryNeed, offers: Sequence[memory_need.Offe
             parts.append(offer.reserved)
         if offer.runs_here:
             parts.append("runs here now; its own memory is counted as free")
-        if offer.copies_empty is not None and offer.verdict != memory_need.UNKNOWN:
+        if offer.copies_empty is not None and offer.verdict != fit_verdict.UNKNOWN:
             parts.append(f"by memory {offer.copies_now} now, {offer.copies_empty} on the empty GPU")
         yield f"    {_place(device.gpu, device.name)}  {'; '.join(parts)}"
         for each in offer.evict:
@@ -432,24 +432,24 @@ def _limit_text(limit: CgroupRoom) -> str:
     return f"limited by its cgroup {limit.cgroup}: {taken} taken"
 
 
-def _verdict_text(need: memory_need.MemoryNeed, offer: memory_need.Offer) -> str:
+def _verdict_text(need: fit_verdict.MemoryNeed, offer: fit_verdict.Offer) -> str:
     room = f"{gib(offer.room)} free"
-    if offer.verdict == memory_need.AFTER:
+    if offer.verdict == fit_verdict.AFTER:
         gained = sum(each.bytes for each in offer.evict)
         return f"NOT NOW: {room}, and {gib(gained)} more after"
-    if offer.verdict == memory_need.NO:
+    if offer.verdict == fit_verdict.NO:
         wanted = need.bytes or need.enough or 0
         empty = "also when empty: " if (offer.device.capacity or 0) < wanted else ""
         return f"NO: {empty}{room}"
     return {
-        memory_need.YES: f"FITS: {room}",
-        memory_need.TIGHT: f"TIGHT: {room}, enough for its peak without headroom",
-        memory_need.PERHAPS: f"PERHAPS: {room}, {_doubt(need, offer)}",
-        memory_need.UNKNOWN: f"NOT KNOWN: {offer.device.problem or 'its free memory is not known'}",
+        fit_verdict.YES: f"FITS: {room}",
+        fit_verdict.TIGHT: f"TIGHT: {room}, enough for its peak without headroom",
+        fit_verdict.PERHAPS: f"PERHAPS: {room}, {_doubt(need, offer)}",
+        fit_verdict.UNKNOWN: f"NOT KNOWN: {offer.device.problem or 'its free memory is not known'}",
     }[offer.verdict]
 
 
-def _doubt(need: memory_need.MemoryNeed, offer: memory_need.Offer) -> str:
+def _doubt(need: fit_verdict.MemoryNeed, offer: fit_verdict.Offer) -> str:
     if need.bytes is not None and offer.limit is not None and not offer.limit.known:
         return "but its cgroup may leave it less"
     if need.bytes is None:
@@ -461,7 +461,7 @@ def _doubt(need: memory_need.MemoryNeed, offer: memory_need.Offer) -> str:
 
 
 def _chosen_device(
-    need: memory_need.MemoryNeed, offers: Sequence[memory_need.Offer]
+    need: fit_verdict.MemoryNeed, offers: Sequence[fit_verdict.Offer]
 ) -> tuple[str, int | None]:
     """Return the name and capacity of the device for which limits are written: the first where it fits."""
     for offer in offers:
@@ -471,10 +471,10 @@ def _chosen_device(
 
 
 def _limit_lines(
-    need: memory_need.MemoryNeed, offers: Sequence[memory_need.Offer], headroom: float
+    need: fit_verdict.MemoryNeed, offers: Sequence[fit_verdict.Offer], headroom: float
 ) -> Iterator[str]:
     place, capacity = _chosen_device(need, offers)
-    for advice in memory_need.limit_advice(need, capacity, headroom):
+    for advice in fit_verdict.limit_advice(need, capacity, headroom):
         yield f"    limit        {advice.text}"
         yield f"                 {advice.where}, {advice.framework} on {place}: {advice.about}"
 
@@ -498,7 +498,7 @@ def fit_json(fit: Fit) -> dict[str, Json]:
 
 
 def _need_json(
-    need: memory_need.MemoryNeed, offers: Sequence[memory_need.Offer], headroom: float
+    need: fit_verdict.MemoryNeed, offers: Sequence[fit_verdict.Offer], headroom: float
 ) -> dict[str, Json]:
     use = need.use
     return {
@@ -517,8 +517,8 @@ def _need_json(
         "why": need.why,
         "time_busy": _busy_json(need.time_busy),
         "sm_busy": _busy_json(need.sm_busy),
-        "copies_by_time": memory_need.copies_by_compute(need.time_busy),
-        "copies_by_sm": memory_need.copies_by_compute(need.sm_busy),
+        "copies_by_time": fit_verdict.copies_by_compute(need.time_busy),
+        "copies_by_sm": fit_verdict.copies_by_compute(need.sm_busy),
         "devices": [
             {
                 "gpu": offer.device.gpu,
@@ -538,7 +538,7 @@ def _need_json(
                 "evict": [dict(each._asdict()) for each in offer.evict],
                 "limits": [
                     dict(each._asdict())
-                    for each in memory_need.limit_advice(need, offer.device.capacity, headroom)
+                    for each in fit_verdict.limit_advice(need, offer.device.capacity, headroom)
                 ],
             }
             for offer in offers
@@ -546,5 +546,5 @@ def _need_json(
     }
 
 
-def _busy_json(busy: memory_need.Busy | None) -> Json:
+def _busy_json(busy: fit_verdict.Busy | None) -> Json:
     return None if busy is None else dict(busy._asdict())

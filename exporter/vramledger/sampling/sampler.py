@@ -15,7 +15,7 @@ from importlib import import_module
 
 from vramledger.config import ALWAYS_COLLECTED, SamplingConfig
 from vramledger.errors import DriverError, VramledgerError
-from vramledger.kubernetes.pod_labels import PodApi, PodLabelReader
+from vramledger.kubernetes.pods import PodApi, PodLabelReader
 from vramledger.logs import configure, log
 from vramledger.model.holder_facts import HOLDER_FACTS, HolderFact
 from vramledger.model.reading import Reading, encode

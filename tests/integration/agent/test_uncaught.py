@@ -89,7 +89,7 @@ def test_fit_reads_the_report(
 ) -> None:
     """The command fit reads what was in use and what failed, also where the message has no bytes."""
     from vramledger.commands.fit import read_file  # noqa: PLC0415 the other tests need no exporter
-    from vramledger.commands.memory_need import assess_need  # noqa: PLC0415
+    from vramledger.commands.fit_verdict import assess_need  # noqa: PLC0415
 
     _, _, last = end(place, exporter, f"raise cupy.OutOfMemoryError({message})")
     path = Path(last["last_oom"]["report"])

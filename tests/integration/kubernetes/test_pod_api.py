@@ -13,7 +13,7 @@ from tests.support.pod_lists import PodServer, listed_pod, pod_list, serve_pods
 from vramledger.config import ListenAddress, PodConfig
 from vramledger.kubernetes import api_client
 from vramledger.kubernetes.api_client import ClusterError
-from vramledger.kubernetes.pod_labels import PodApi, parse_pods
+from vramledger.kubernetes.pods import PodApi, parse_pods
 
 LABELS = ("app.kubernetes.io/name", "team")
 TRAIN = listed_pod("train-0", {"team": "vision", "app.kubernetes.io/name": "train", "secret": "x"})

@@ -32,7 +32,7 @@ from vramledger.commands.fit_input import (
     Program,
     read_ledger,
 )
-from vramledger.commands.memory_need import (
+from vramledger.commands.fit_verdict import (
     AFTER,
     NO,
     PERHAPS,

@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from vramledger.kubernetes.pod_labels import PodNames, parse_runtime_name, read_pod_names
+from vramledger.kubernetes.pods import PodNames, parse_runtime_name, read_pod_names
 from vramledger.model.reading import Owner, ProcessFacts, ProcessRow
 from vramledger.readers.collector import PATIENCE, BoundedReader, Collector, Context, Part
 from vramledger.readers.hosts.host import Host

@@ -9,7 +9,7 @@ import pytest
 from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from vramledger.kubernetes.api_client import ClusterError
-from vramledger.kubernetes.pod_labels import (
+from vramledger.kubernetes.pods import (
     KEEP,
     MAX_PODS,
     READ_INTERVAL,
