@@ -154,6 +154,7 @@ def run(rank, port, *methods):
     for method in methods:
         dist.init_process_group("gloo", init_method=method, rank=rank, world_size=2)
         said.append(told())
+        dist.barrier()  # the other may still connect
         dist.destroy_process_group()
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT=port)
     said.append(told())
