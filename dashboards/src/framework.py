@@ -151,7 +151,7 @@ def room_for_more() -> Panel:
         Query(f"topk(10, sum by ({by}) ({room}))"),
         Query(f"sum by ({by}) ({selector('vramledger_device:memory_free_bytes:last')})"),
         Query(f"sum by ({by}) ({perhaps_unneeded()})"),
-        Query(f"sum by ({by}) ({process_utilisation()})"),
+        Query(f"max by ({by}) ({process_utilisation()})"),
         Query(f"sum by ({by}) ({fit})"),
         Query(f"{like} and on ({UUID_LABELS}) ({fit} > 0)"),
         columns=[

@@ -230,9 +230,9 @@ def sm_utilisation() -> Panel:
     busy = mean("vramledger_process_sm_utilization_ratio", CHOSEN_PROCESS)
     graph = time_series(
         "SM utilisation",
-        "Share of time that the process kept each GPU's processors (SMs) busy, as a mean of 2 minutes or "
-        "more. Small kernels do not show; a gap means unknown, not idle. It is not the GPU's utilisation, to "
-        "which all of its holders add.",
+        "Share of time in which the process kept each GPU's processors (SMs) busy, as a mean of 2 minutes or "
+        "more. Beside other holders it is the figure of the whole GPU. Small kernels do not show; a gap is "
+        "unknown, not idle.",
         Query(f"max by (gpu) ({busy})", "GPU {{gpu}}"),
         unit=SHARE, maximum=1, absent="not known at any time", step=MEAN_STEP, height=6,
     )  # fmt: skip

@@ -210,14 +210,17 @@ def _confirm(target: EndTarget, reading: Reading, host: Host, selection: Selecti
         return replace(target, refusal="it has ended since")
     if target.pid not in samples.listed_pids(reading.devices) and not open_files(target.pid, DEVICE_PREFIX):
         return replace(target, refusal="the driver does not list it any more, and it has no GPU open")
-    named = target.pid in selection.pids or selection.working
-    return target if named else replace(target, refusal=_contradiction(target, reading, row.state))
+    if target.pid in selection.pids:
+        return target
+    return replace(target, refusal=_contradiction(target, reading, row.state, selection))
 
 
-def _contradiction(target: EndTarget, reading: Reading, state: str) -> str | None:
+def _contradiction(target: EndTarget, reading: Reading, state: str, selection: Selection) -> str | None:
     """Return what we see ourselves and what speaks against a target's state, None if nothing does."""
     if State.STOPPED in target.states and state not in _STOPPED:
         return "it is not stopped now; to end it anyway, name it with --pid"
+    if selection.working and State.ORPHANED in target.states:
+        return None
     rows = (row for device in reading.devices for row in device.process_utilization or ())
     if any(row.pid == target.pid and row.sm for row in rows):
         return "it works on the GPU now; to end it anyway, name it with --pid"

@@ -44,7 +44,7 @@ def add_command(commands: Commands) -> None:
     )  # fmt: skip
     web.add_argument(
         "--web.hide-names", dest="hide_names", action="store_true",
-        help="show nobody but root and this exporter's user the names of users and programs, and paths",
+        help="hide names of users and programs, and paths; commands still show them to root and this user",
     )  # fmt: skip
     web.add_argument(
         "--web.user", dest="web_user", default=None, metavar="USER",

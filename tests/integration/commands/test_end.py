@@ -365,5 +365,9 @@ def test_what_an_exporter_says_is_checked_by_what_the_command_sees(stage: Stage)
     assert "it is not stopped now" in str(refusal(State.STOPPED, selection=by_state))
     assert "it works on the GPU now" in str(refusal(State.ORPHANED, selection=by_state, sm=0.5))
     assert refusal(State.STOPPED, selection=by_pid, sm=0.5) is None
+    working = replace(by_state, working=True)
+    assert refusal(State.ORPHANED, selection=working, sm=0.5) is None
+    assert "it works on the GPU now" in str(refusal(State.IDLE, selection=working, sm=0.5))
+    assert "it is not stopped now" in str(refusal(State.STOPPED, selection=working))
     player.stop()
     assert refusal(State.STOPPED, selection=by_state) is None
