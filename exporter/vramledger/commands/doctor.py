@@ -75,7 +75,10 @@ def diagnose(
         yield from _limits(reading, contact)
 
 
-_IDLE = ("GpuMemoryHoarded", "GpuMemoryHoardedWhileShort", "GpuNotebookIdle", "GpuStrayContext")
+_IDLE = (
+    *("GpuMemoryHoarded", "GpuMemoryHoardedInPieces", "GpuMemoryHoardedWhileShort"),
+    *("GpuNotebookIdle", "GpuStrayContext"),
+)
 _HOLDERS = (
     *("GpuMemoryDead", "GpuMemoryOrphaned", "GpuMemoryZombie", "GpuMemoryStuck", "GpuMemoryStopped"),
     *_IDLE,
