@@ -90,7 +90,7 @@ def test_routes(labels: str, receivers: str, amtool: Amtool) -> None:
     ],
 )
 def test_a_user_is_excluded(labels: str, receivers: str, amtool: Amtool, tmp_path: Path) -> None:
-    """With the README's routes behind the heartbeat's, no alert with the label of that user reaches anybody."""
+    """With the README's routes, no alert with that user as a label reaches anybody."""
     routes = "".join(
         re.findall(r"^    - \{matchers.*\n", (ALERTS / "README.md").read_text("utf-8"), re.MULTILINE)
     )
