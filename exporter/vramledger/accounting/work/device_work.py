@@ -45,6 +45,7 @@ class DeviceWork(msgspec.Struct, omit_defaults=True):
     attributed_since: tuple[Clock, float] | None = None
     busy: list[tuple[float, float]] = []  # the spans of work within the idle threshold
     moved: bool = False  # whether any of its counters has ever moved
+    rated: bool = False  # whether a rate was ever known: one that fails now does not show that it is free
     # since when every sample had rows, and all work was somebody's whom they named
     named_since: Clock | None = None
     free_at: float | None = None  # monotonic time of the newest sample in which it was not fully busy
@@ -70,6 +71,7 @@ class DeviceWorkTracker:
         if counted is None and _is_instance_at_rest(device):
             # Nothing is proven, but counters that have moved before are a sign of quiet.
             rate = 0.0 if known.moved else None
+        known.rated = known.rated or rate is not None or counted is not None
         busy = bool(rate) or (counted is not None and (counted.kernels or counted.other))
         alone = not shared and len(device.processes or ()) == 1
         kernels = counted.kernels if counted is not None else bool(rate)
@@ -95,7 +97,7 @@ class DeviceWorkTracker:
             busy=bool(rate) if counted is None else counted.kernels or counted.other,
             named_since=known.named_since,
             free_at=known.free_at,
-            rated=rate is not None or counted is not None,
+            rated=known.rated,
         )
 
     def _known(self, uuid: str, sample: Sample) -> DeviceWork:
@@ -105,7 +107,8 @@ class DeviceWorkTracker:
             return before
         runner = None if before is None else before.runner
         moved = before is not None and before.moved
-        known = self.state[uuid] = DeviceWork(sample.clock, runner, moved=moved)
+        rated = before is not None and before.rated
+        known = self.state[uuid] = DeviceWork(sample.clock, runner, moved=moved, rated=rated)
         return known
 
     def _record_span(

@@ -133,6 +133,15 @@ def test_client_of_mps_is_never_proven_idle(rate: dict[str, float], expected: Gr
     assert idle_with(Card(kinds="CM").watch(100, rate=rate, rows=())) is expected
 
 
+@pytest.mark.parametrize("kinds", ["C", "CM"])
+def test_a_rate_that_fails_once_makes_nobody_idle(kinds: str) -> None:
+    """Where the driver tells a rate, a sample without it does not exclude a kernel of minutes."""
+    card = Card(kinds=kinds)
+    card.watch(100, rows=None)
+    assert idle_with(card.sample(rows=None, rate=None)) is None
+    assert idle_with(card.watch(9, rows=None, rate=None)) is None
+
+
 def test_a_sample_without_rows_ends_the_proof() -> None:
     """A query that failed may have missed the row of a long kernel; it is seen, and later proven again."""
     card = Card()
