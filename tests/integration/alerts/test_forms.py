@@ -70,7 +70,7 @@ CLEARLY = {
     "GpuMemoryLeakSuspected-warning": (Node([LEAK]), 60),
     "GpuMemoryGrowing-warning": (Node([Holder(7, grows(1))]), 70),
 }
-"""Growth well above its threshold: vmalert reads it up to a fifth smaller, from records an evaluation late."""
+"""Above the thresholds: vmalert reads a growth up to a fifth smaller, from records an evaluation late."""
 
 LATER = 2
 """Minutes after a boundary was watched: vmalert begins to wait an evaluation later than Prometheus."""
