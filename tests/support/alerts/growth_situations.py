@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from random import Random
 
 from tests.support.alerts.nodes import STEP, Holder, Node, Values, changing_at, value_at
 from tests.support.alerts.parts import (
@@ -79,6 +80,14 @@ def bursts(minute: float) -> float:
     return 10 + 4 * (whole + min(rest, 30) / 30)
 
 
+def restless(minute: float) -> float:
+    """Return GiB of a leak of 2 GiB a minute whose use differs by up to 4 GiB from scrape to scrape."""
+    return 40 + 2 * minute + _DRAWN[round(minute * 4)]
+
+
+_DRAWN = [4 * drawn.random() for drawn in [Random(159)] for _ in range(400)]  # noqa: S311 always the same
+
+
 def used_again(minute: float) -> float | None:
     """Return GiB of a leak that ends, and of another process a minute later, which does not grow."""
     return 10.5 + 0.25 * minute if minute < 60 else 40 if minute >= 61 else None
@@ -109,6 +118,8 @@ GROWTH = [
         Node([torch(grows(5, 10, 30, 60))], total=80), LEAKS + " 20..60 to 60..120"),
     Situation("without an agent 1 GiB a minute for more than an hour: told, and paged before it is full",
         Node([Holder(7, grows(1))]), f"GpuMemoryGrowing-w, {FILLS}{FILLING}", 86),
+    Situation("a leak whose program goes up and down at each step: told as soon as another",
+        Node([replace(torch(restless), start=0)], total=140), LEAKS + " 30..40", 48),
     # --- page cache, shared and managed memory
     Situation("growth into page cache, which the kernel drops before an allocation fails: nothing",
         Node([Holder(7, grows(40 * MIB, 86))], total=96, extra=coherent(lambda m: 9.5 - m * 40 * MIB,
