@@ -62,17 +62,22 @@ def _workers_without_fork_server(program: Player) -> tuple[Player, ...]:
     return workers
 
 
+def _make(stage: Stage) -> Cast:
+    """Let make, which is the launcher, run two recipes."""
+    require_tool("make")
+    recipe = shlex.join(stage.command("holder")).replace("$", "$$")
+    (stage.directory / "Makefile").write_text(f"all: a b\na b:\n\t@{recipe}\n", encoding="utf-8")
+    make = stage.run(["make", "-j2", "-C", str(stage.directory)])
+    return Cast(stage.hear("holder", 2), make)
+
+
 # --- healthy -----------------------------------------------------------------------------------------
 
 
 @healthy
 def make_jobs(stage: Stage) -> Cast:
     """Play ``make -j2`` with two recipes that run."""
-    require_tool("make")
-    recipe = shlex.join(stage.command("holder")).replace("$", "$$")
-    (stage.directory / "Makefile").write_text(f"all: a b\na b:\n\t{recipe}\n", encoding="utf-8")
-    stage.run(["make", "-j2", "-C", str(stage.directory)])
-    return Cast(stage.hear("holder", 2))
+    return Cast(_make(stage).holders)
 
 
 @healthy
@@ -352,11 +357,7 @@ def workers_with_a_live_reader(stage: Stage) -> Cast:
 @leftover(late=LEADER_ENDED)
 def make_jobs_without_make(stage: Stage) -> Cast:
     """Play the recipes of a ``make -j2`` that was killed."""
-    require_tool("make")
-    recipe = shlex.join(stage.command("holder")).replace("$", "$$")
-    (stage.directory / "Makefile").write_text(f"all: a b\na b:\n\t@{recipe}\n", encoding="utf-8")
-    make = stage.run(["make", "-j2", "-C", str(stage.directory)])
-    return Cast(stage.hear("holder", 2), make)
+    return _make(stage)
 
 
 @leftover(late=LEADER_ENDED)
