@@ -65,6 +65,13 @@ def test_what_is_not_known_is_said_and_not_made_up() -> None:
     assert evidence_lines(shot, 8) == []
 
 
+def test_nothing_steers_the_terminal() -> None:
+    """Control characters in a process's names do not reach the terminal."""
+    known = process(7, command="a\x1b[2Jb\n")
+    shot = snapshot(device(0, [holding(7)]), processes=[known])
+    assert all(line.isprintable() for line in evidence_lines(shot, 7))
+
+
 def test_the_evidence_as_json_is_the_same_evidence() -> None:
     """The JSON has each fact of the holder under its own name, and null for what is not known."""
     settings = {"CUDA_VISIBLE_DEVICES": "0"}

@@ -266,17 +266,6 @@ def test_the_end_of_one_settles_the_other() -> None:
     assert given_to(card.device(4), 7)[0] == about(8 * GIB)
 
 
-def test_a_handle_is_not_managed_memory_of_a_neighbour() -> None:
-    """Bytes left behind are not given to a neighbour whose large mapping lies on the host."""
-    card = with_creator()
-    card.start(702, Managed(), user="bob")
-    card.start(7, Managed(mapped=8 * GIB), user="ada")
-    device = after_creator(card)
-    assert given_to(device, 7)[0] == 0
-    assert given_to(device, 702)[0] == 0
-    assert sure(device.undivided).pids == (7, 702)
-
-
 def test_a_program_on_two_devices_has_no_more_than_it_maps() -> None:
     """Bytes on two devices that are more than a program maps are not all its own: neither part is given."""
     card = Card()
@@ -457,18 +446,6 @@ def test_a_handle_of_a_killed_creator() -> None:
     assert uncharged.managed == 0
     assert "created by pid 694 of alice, which ended at 02:00 UTC; pid 702 still has them" in uncharged.why
     assert [each.pid for each in device.left] == [694]
-
-
-def test_a_killed_creator_and_two_importers_of_different_users() -> None:
-    """With two possible importers neither gets the bytes; the ledger names both."""
-    card = with_creator()
-    card.start(702, Managed(), user="bob")
-    card.start(703, Managed(), user="eve")
-    device = after_creator(card)
-    assert given_to(device, 702) == given_to(device, 703) == (0, about(4 * GIB))
-    assert device.undivided is not None
-    assert (device.undivided.pids, device.undivided.owner) == ((702, 703), None)
-    assert all(sum(each.held.values()) < GIB for each in sure(device.owner_usage).owners)
 
 
 def test_two_importers_of_one_owner() -> None:
