@@ -172,16 +172,6 @@ def test_doctor_finds_nothing_wrong_or_says_what(standin: StandIn, stage: Stage)
     assert any(line.startswith("LIMIT alerts: no scheduler") for line in lines)
 
 
-def test_doctor_without_a_driver(nothing: dict[str, str]) -> None:
-    """``doctor`` on a host without a driver says so, and what to install."""
-    done = run("doctor", driver=nothing)
-    assert done.returncode == 1
-    assert done.stderr == ""
-    assert done.stdout.startswith("LACK  driver: libnvidia-ml.so.1 was not found")
-    assert "remedy: install " in done.stdout
-    assert done.stdout.count("install ") == 1, "one remedy, not two"
-
-
 def test_a_person_is_told_of_a_wait(standin: StandIn, tmp_path: Path) -> None:
     """A command that says nothing for a while says so on a terminal, before it waits."""
     terminal, stderr = os.openpty()

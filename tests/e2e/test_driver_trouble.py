@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.support.exporter import QUICK, Exporter, entries, no_driver, serving
 from tests.support.players.stage import Stage
 from tests.support.standin.library import GIB, MIB, Code, StandIn
@@ -39,33 +37,6 @@ def test_no_library_then_one(standin: StandIn, tmp_path: Path) -> None:
     ((reason, advice),) = errors(exporter)
     assert reason == "no-library"
     assert "install the NVIDIA driver" in advice
-
-
-@pytest.mark.parametrize(
-    ("code", "reason", "advice"),
-    [
-        (Code.DRIVER_NOT_LOADED, "no-driver", "modprobe nvidia"),
-        (Code.LIB_RM_VERSION_MISMATCH, "version-mismatch", "reboot, or reload the nvidia modules"),
-        (Code.NO_PERMISSION, "no-permission", "run as root"),
-        (Code.SUCCESS, "no-devices", "lspci -d 10de:"),
-    ],
-)
-def test_a_driver_out_of_use_then_mended(standin: StandIn, code: Code, reason: str, advice: str) -> None:
-    """For a driver that fails, the log says why and what to do; once it works, the data appears by itself."""
-    standin.driver_error = code
-    standin.device_count = 0 if code is Code.SUCCESS else 2
-    with serving(*QUICK, driver=standin.env()) as exporter:
-        page = exporter.until(lambda page: page.failures(reason) >= 1, "a counted failure")
-        assert not page.up
-        assert exporter.get("/-/ready")[0] == 200
-
-        standin.driver_error = Code.SUCCESS
-        standin.device_count = 2
-        page = exporter.until(lambda page: page.up, "the data")
-        assert page.labels("device_up", "gpu") == {"0", "1"}
-    ((logged, message),) = errors(exporter)
-    assert logged == reason
-    assert advice in message
 
 
 def test_a_driver_reload_leaves_no_old_data(standin: StandIn, stage: Stage) -> None:
@@ -122,19 +93,6 @@ def test_a_lost_gpu_costs_itself(standin: StandIn, stage: Stage) -> None:
         page = exporter.until(lambda page: page.device_up(1) == 1, "its return")
         assert page.ledger(1)["active"] == 5 * GIB
         assert sum(page.failures(reason) for reason in page.labels("sample_failures_total", "reason")) == 0
-
-
-@pytest.mark.parametrize(
-    "function", ["nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetComputeRunningProcesses_v3"]
-)
-def test_a_gpu_without_a_book_is_down(standin: StandIn, function: str) -> None:
-    """A GPU whose memory or holders cannot be read is not served as a GPU without holders."""
-    standin.fail(function, Code.UNKNOWN, 1)
-    with serving(*QUICK, driver=standin.env()) as exporter:
-        page = exporter.until(lambda page: page.up, "the data")
-        assert page.device_up(0) == 1
-        assert page.device_up(1) == 0
-        assert page.failing - {"hidden"} == {"ledger"}
 
 
 def test_a_gpu_plugged_out_and_others_in(standin: StandIn) -> None:

@@ -106,13 +106,3 @@ def test_rubbish_is_answered(shared: Exporter, sent: bytes) -> None:
             client.sendall(sent)
             assert not client.recv(4096).startswith(b"HTTP/1.1 200")
     assert shared.next_sample().up
-
-
-def test_no_file_is_taken_for_a_stale_socket(standin: StandIn, tmp_path: Path) -> None:
-    """A path with another file is refused in one line, and the file stays."""
-    file = tmp_path / "notes.txt"
-    file.write_text("precious\n")
-    done = run("serve", "--web.listen-address=127.0.0.1:0", f"--control.socket={file}", driver=standin.env())
-    assert done.returncode == 1
-    assert f"cannot make the control socket {file}: it is not a socket; move it away" in done.stderr
-    assert file.read_text() == "precious\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from tests.support.players.stage import Stage
 from tests.support.requirements import require_namespaces, require_root
 from tests.support.secured import USERS
 from tests.support.standin.library import GIB, StandIn
+from tests.support.stranger import as_user
 from tests.support.waiting import wait_until
 from vramledger.model.records import read_record
 from vramledger.serving.control_socket import MAX_CONNECTIONS_PER_USER
@@ -169,19 +169,15 @@ def test_a_hostile_user_delays_nobody(standin: StandIn, directory: Path) -> None
     with ExitStack() as stack, exporting(standin, path) as exporter:
         exporter.until(lambda page: page.up, "data")
         lingerer = stack.enter_context(lingering(LONG))
-        os.seteuid(ANN)
-        try:
-            for number in range(100):
-                connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-                connection.setblocking(False)
-                with suppress(OSError):
-                    connection.connect(str(path))
-                    if number % 3 == 1:
-                        connection.send(request_bytes(*SNAPSHOT))
-                    if number % 3 == 2:
-                        lingerer.send(connection, request_bytes(*SNAPSHOT))
-        finally:
-            os.seteuid(0)
+        for number in range(100):
+            connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            connection.setblocking(False)
+            with as_user(ANN), suppress(OSError):
+                connection.connect(str(path))
+                if number % 3 == 1:
+                    connection.send(request_bytes(*SNAPSHOT))
+                if number % 3 == 2:
+                    lingerer.send(connection, request_bytes(*SNAPSHOT))
         assert ask(path, SNAPSHOT).status == 200
         assert exporter.next_sample().up
         few = 2 * MAX_CONNECTIONS_PER_USER + 10

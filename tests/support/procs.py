@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.requirements import do_without, require_root
+from tests.support.stranger import as_user
 from vramledger.model.reading import ProcessFacts, ProcessRow
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.stat import parse_stat
@@ -93,9 +94,8 @@ def host() -> Host:
 def as_nobody() -> Iterator[None]:
     """Run as a user who may not look into root's processes."""
     require_root()
-    os.seteuid(NOBODY)
-    yield
-    os.seteuid(0)
+    with as_user(NOBODY):
+        yield
 
 
 def known(facts: ProcessFacts | None) -> ProcessFacts:

@@ -136,5 +136,25 @@ def strange(what: str, *arguments: str, user: int = USER) -> Iterator[subprocess
                 process.kill()
 
 
+@contextmanager
+def as_user(user: int) -> Iterator[None]:
+    """Act as a user, and as root again afterwards."""
+    os.seteuid(user)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@contextmanager
+def listening_as(user: int, path: Path, kind: socket.SocketKind) -> Iterator[socket.socket]:
+    """Listen at a path: for the kernel the socket is of the user who begins to listen."""
+    with socket.socket(socket.AF_UNIX, kind) as listening:
+        listening.bind(str(path))
+        with as_user(user):
+            listening.listen()
+        yield listening
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*sys.argv[2:])

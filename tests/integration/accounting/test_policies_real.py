@@ -2,7 +2,6 @@
 
 import json
 import mmap
-import os
 import re
 import time
 from collections import Counter
@@ -15,6 +14,7 @@ from tests.support.exporter import serving
 from tests.support.players.stage import Player, Stage
 from tests.support.requirements import require_root
 from tests.support.standin.library import MIB, StandIn
+from tests.support.stranger import as_user
 from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from vramledger.accounting.holders.policies import classify
@@ -71,11 +71,8 @@ def test_unreadable_maps_leave_the_framework_unknown(start: Start) -> None:
     """The libraries of another user's process are not known, and the exporter says so."""
     require_root()
     pid = start("libtorch_cuda.so").pid
-    os.seteuid(NOBODY)
-    try:
+    with as_user(NOBODY):
         facts = facts_of(pid)
-    finally:
-        os.seteuid(0)
     assert "maps" in facts.denied
     assert facts.libraries is None
     assert classify(facts.libraries, facts.settings, environ=False).framework == "unknown"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TypeVar
 
 import pytest
@@ -22,28 +23,18 @@ EMPTY = Reading(time=1.0, monotonic=1.0, duration=0.1, boot_time=0.0)
 """A reading in which the driver lists nobody."""
 
 
-class Clock:
-    """A clock that the test sets."""
-
-    def __init__(self) -> None:
-        self.now = module.boot_clock()
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Running:
     """A running server."""
 
     def __init__(self, path: Path, procfs: Path) -> None:
         self.path = path
-        self.clock = Clock()
+        self.clock = SimpleNamespace(now=module.boot_clock())
         self.snapshot = Snapshot()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self._listener = self.inside(
-            lambda: AgentServer(path, procfs, lambda: self.snapshot, clock=self.clock)
+            lambda: AgentServer(path, procfs, lambda: self.snapshot, clock=lambda: self.clock.now)
         )
         self.inside(self._listener.start)
 

@@ -20,6 +20,7 @@ from tests.support.builders import device, holding, process, snapshot
 from tests.support.lingering import Lingerer, lingering
 from tests.support.players.stage import Stage
 from tests.support.requirements import do_without, require_root
+from tests.support.stranger import listening_as
 from tests.support.waiting import wait_until
 from vramledger.agent_server import server
 from vramledger.agent_server.discovery import request_agents
@@ -273,13 +274,7 @@ def test_a_strangers_socket_gets_no_request_and_no_file(tmp_path: Path) -> None:
     """A command sends nothing to what another user listens on: root's file would be theirs to write."""
     require_root()
     path = tmp_path / "socket"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
-        listening.bind(str(path))
-        os.seteuid(60_000)
-        try:
-            listening.listen()
-        finally:
-            os.seteuid(0)
+    with listening_as(60_000, path, socket.SOCK_SEQPACKET) as listening:
         with pytest.raises(AgentError, match="belongs to user 60000, neither to root nor to you"):
             request_agent(path, ME, "snapshot", {"seconds": 1.0}, file=0)
         with pytest.raises(ConnectionRefusedError, match="belongs to user 60000"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,6 +11,7 @@ import pytest
 from tests.support.exporter import QUICK, no_driver, run, sampling, serving
 from tests.support.requirements import require_root
 from tests.support.standin.library import StandIn
+from tests.support.stranger import listening_as
 from vramledger.agent_server.discovery import NO_SOCKET, ExporterStatus, RunningExporter, find_exporters
 from vramledger.commands.doctor import ExporterContact, _exporter, _is_exporter, findings_text
 
@@ -119,16 +119,11 @@ def test_exporters_are_known_by_their_command_line(
 def test_no_strangers_socket_is_proposed(user: int, named: bool) -> None:
     """A program that only looks like an exporter, with a socket of another user, is not named."""
     require_root()
-    with TemporaryDirectory(prefix="vl-") as name, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as one:
+    with TemporaryDirectory(prefix="vl-") as name:
         path = Path(name, "control")
-        one.bind(str(path))
-        os.seteuid(user)
-        try:
-            one.listen()
-        finally:
-            os.seteuid(0)
-        assert _is_exporter(RunningExporter(7, str(path), None)) is named
-        assert _is_exporter(RunningExporter(7, None, str(path))) is False, "it is no socket for agents"
+        with listening_as(user, path, socket.SOCK_STREAM):
+            assert _is_exporter(RunningExporter(7, str(path), None)) is named
+            assert _is_exporter(RunningExporter(7, None, str(path))) is False, "it is no socket for agents"
 
 
 def test_a_proposed_command_is_one_command() -> None:

@@ -18,7 +18,7 @@ from tests.integration.fuzz.conftest import FUZZ
 from tests.integration.fuzz.test_tracker import JSON, places, spoilt
 from tests.support.agent_client import GIB, connect, report, torch
 from tests.support.exporter import QUICK, Exporter, Page, serving
-from tests.support.players.stage import Player, PlayerError, Stage
+from tests.support.players.stage import Player, Stage
 from tests.support.standin.library import StandIn
 from tests.support.waiting import wait_until
 from vramledger_agent.protocol.messages import MAX_MESSAGE_BYTES
@@ -138,27 +138,6 @@ def test_huge_and_deep_messages_are_borne(town: Town, data: bytes) -> None:
     assert town.exporter.process.memory_info().rss < before + 20 * MIB
 
 
-def has_said(program: Player, path: Path, reports: list[dict[str, Any]]) -> bool:
-    """Tell whether a program could report; if its user had too many new connections, make another."""
-    try:
-        program.order("say", *reports)
-    except PlayerError:
-        program.order("connect", str(path))
-        return False
-    return True
-
-
-def test_who_ends_in_the_middle_leaves_nothing(town: Town, stage: Stage) -> None:
-    """Programs that are killed while they send or get requests are forgotten, with their reports."""
-    for number in range(20):
-        program = stage.start(("connect", str(town.path)))
-        reports = [report(sequence, interval=60.0, frameworks=[torch()]) for sequence in range(number % 4)]
-        wait_until(lambda: has_said(program, town.path, reports), "a connection that is kept")  # noqa: B023 called at once
-        town.send(json.dumps({"version": 1, "ask": "reclaim", "to": program.pid}).encode())
-        program.end()
-    town.right()
-
-
 def test_thousands_of_connections_are_borne(town: Town) -> None:
     """A program with as many connections as possible and half a message on each blocks no other."""
     before = town.exporter.process.memory_info().rss
@@ -174,16 +153,3 @@ def test_thousands_of_connections_are_borne(town: Town) -> None:
     wait_until(lambda: town.exporter.process.num_fds() < 100, "their descriptors to be given back")
     town.right()
     assert town.exporter.process.memory_info().rss < before + 20 * MIB
-
-
-def test_slow_writers_are_waited_for(town: Town) -> None:
-    """Sixty programs that send all the time, and read nothing, do not block the page."""
-    with ExitStack() as stack:
-        connections = [stack.enter_context(connect(town.path)) for _ in range(60)]
-        for connection in connections:
-            connection.setblocking(False)
-        for number in range(40):
-            for connection in connections:
-                with suppress(OSError):  # its queue is full, or it was closed
-                    connection.send(json.dumps({**FULL, "sequence": number}).encode())
-            town.right()

@@ -190,17 +190,6 @@ def test_huge_requests_are_borne_within_tls(guarded: Guarded) -> None:
     assert guarded.exporter.process.memory_info().rss < before + 20 * 2**20
 
 
-def test_pipelined_strangers_are_refused_in_turn(guarded: Guarded) -> None:
-    """Hundreds of requests in one write are refused, and the user still gets answers."""
-    request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with guarded.secure() as connection, suppress(OSError):
-        connection.sendall(request * 500)
-        guarded.well()
-        connection.settimeout(1.0)
-        while answer := connection.recv(1 << 16):
-            nothing_told(answer)
-
-
 def test_a_thousand_silent_connections_keep_nobody_out(guarded: Guarded) -> None:
     """Clients that never shake hands, stop in the middle, or then say nothing take little, and go."""
     before = guarded.exporter.process.memory_info().rss
@@ -215,14 +204,3 @@ def test_a_thousand_silent_connections_keep_nobody_out(guarded: Guarded) -> None
         guarded.well()
         assert guarded.exporter.process.memory_info().rss < before + 80 * 2**20
     wait_until(lambda: guarded.exporter.process.num_fds() < 100, "their descriptors to be given back")
-
-
-def test_readers_that_stop_hold_nothing(guarded: Guarded) -> None:
-    """The user's own clients that request and never read do not block the user's scrapes."""
-    login = "".join(f"{name}: {value}\r\n" for name, value in header(ALICE).items())
-    with ExitStack() as stack:
-        for _ in range(60):
-            connection = stack.enter_context(guarded.secure())
-            connection.sendall(f"GET /metrics HTTP/1.1\r\nHost: localhost\r\n{login}\r\n".encode())
-        wait_until(lambda: guarded.ask("/metrics")[0] == 200, "a place among them")
-        guarded.well()

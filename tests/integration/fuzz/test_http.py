@@ -13,7 +13,6 @@ from tests.integration.fuzz.conftest import FUZZ
 from tests.support.exporter import QUICK, Exporter, serving
 from tests.support.requirements import require_tool
 from tests.support.standin.library import StandIn
-from tests.support.waiting import wait_until
 
 DOCUMENTS = "/api/v1/ledger /api/v1/history /api/v1/leftovers /api/v1/events".split()
 PATHS = st.sampled_from(["/metrics", "/", *DOCUMENTS, "/-/ready", "/page/1/app.js", "*", ""]) | st.text(
@@ -124,29 +123,6 @@ def test_pipelined_requests_are_answered_in_turn(exporter: Exporter) -> None:
         assert exporter.scrape().up
         answers = b"".join(iter(lambda: connection.recv(1 << 16), b""))
     assert answers.count(b"HTTP/1.1 200 OK") == 1000
-
-
-def test_two_thousand_silent_connections_keep_nobody_out(exporter: Exporter) -> None:
-    """Clients that connect and send nothing, or half a request, do not block a scrape."""
-    with ExitStack() as stack:
-        for number in range(2000):
-            connection = stack.enter_context(connect(exporter))
-            if number % 2:
-                connection.sendall(b"GET /metrics HTT")
-        assert exporter.scrape().up
-    wait_until(lambda: exporter.process.num_fds() < 100, "their descriptors to be given back")
-
-
-def test_slow_readers_hold_nothing(exporter: Exporter) -> None:
-    """A hundred clients that request the page and never read it block scrapes for seconds at most."""
-    with ExitStack() as stack:
-        for _ in range(100):
-            connection = stack.enter_context(socket.socket())
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-            connection.connect(("127.0.0.1", exporter.port))
-            connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        wait_until(lambda: exporter.get("/metrics")[0] == 200, "a place among them", patience=10)
-        assert exporter.scrape().up
 
 
 def test_where_descriptors_are_few_scrapes_have_theirs(

@@ -22,7 +22,7 @@ from tests.support.blocking_files import BlockingFiles, blocking_files
 from tests.support.control_client import read_answer, request_bytes
 from tests.support.lingering import Lingerer, lingering
 from tests.support.requirements import require_namespaces, require_root
-from tests.support.stranger import strange
+from tests.support.stranger import listening_as, strange
 from vramledger.agent_server.unix_socket import _make_directory
 from vramledger.errors import StartupError
 from vramledger.serving.control_client import NoExporterError, request_past, request_release, request_snapshot
@@ -36,7 +36,6 @@ from vramledger.serving.control_messages import (
     SnapshotRequest,
     read,
     read_question,
-    write,
 )
 from vramledger.serving.control_socket import Caller, ControlHandlers, serve_control
 from vramledger_agent.client import UntrustedListenerError, check_listener, exporters_user
@@ -133,7 +132,7 @@ async def test_curl_gets_the_ledger(tmp_path: Path) -> None:
 
 
 async def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> None:
-    """A dead exporter's socket is replaced, also of the version before; one that answers stays."""
+    """A dead exporter's socket is replaced, also of the version before; a live one and a file stay."""
     path = tmp_path / "control.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
         dead.bind(str(path))
@@ -146,6 +145,11 @@ async def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) 
             pass
         assert path.exists(), "who goes on without a socket removes nobody else's"
     assert not path.exists()
+    path.write_text("precious")
+    with pytest.raises(StartupError, match=f"control socket {path}: it is not a socket; move it away"):
+        async with serving(path):
+            pass
+    assert path.read_text() == "precious"
 
 
 async def test_a_long_path_is_no_longer_for_us(tmp_path: Path) -> None:
@@ -335,13 +339,7 @@ def test_who_listens_must_be_trusted(tmp_path: Path) -> None:
     """A command trusts nothing that another user's process says, and sends it nothing."""
     require_root()
     path = tmp_path / "control.sock"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        listening.bind(str(path))
-        os.seteuid(12345)
-        try:
-            listening.listen()
-        finally:
-            os.seteuid(0)
+    with listening_as(12345, path, socket.SOCK_STREAM) as listening:
         with pytest.raises(NoExporterError, match="belongs to user 12345, neither to root nor to you"):
             asyncio.run(request_snapshot(path))
         with listening.accept()[0] as accepted:
@@ -410,11 +408,6 @@ def test_the_usual_directory_names_the_exporters_user(
             os.chown(each, owner, owner)
             each.chmod(mode)
         assert exporters_user(place) == found
-
-
-def test_a_message_is_read_as_it_was_written() -> None:
-    """The exporter reads exactly what a command writes."""
-    assert read(write(ReleaseRequest(0.5)), ReleaseRequest) == ReleaseRequest(0.5)
 
 
 @pytest.mark.parametrize(

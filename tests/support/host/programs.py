@@ -163,7 +163,7 @@ def until(moment: float, before: Demand, after: Demand) -> Demand:
     return lambda age: before(age) if age < moment else after(age)
 
 
-def tensorflow(in_use: Demand) -> Report:
+def tensorflow(in_use: Demand, framework: str = "tensorflow") -> Report:
     """Report the figures of TensorFlow's memory_info: the only number of the real need."""
     peak = 0
 
@@ -171,22 +171,15 @@ def tensorflow(in_use: Demand) -> Report:
         nonlocal peak
         now = int(in_use(age))
         peak = max(peak, now)
-        return {"tensorflow": {"in_use": now, "in_use_peak": peak, "limit": memory - CONTEXT}}
+        return {framework: {"in_use": now, "in_use_peak": peak, "limit": memory - CONTEXT}}
 
     return report
 
 
 def jax(in_use: Demand) -> Report:
-    peak = 0
-
-    def report(age: float, memory: int) -> Pools:
-        nonlocal peak
-        now = int(in_use(age))
-        peak = max(peak, now)
-        pool = memory - CONTEXT
-        return {"jax": {"in_use": now, "in_use_peak": peak, "pool": pool, "limit": pool}}
-
-    return report
+    """Report the figures of JAX: TensorFlow's, and the pool, which is as large as its limit."""
+    report = tensorflow(in_use, "jax")
+    return lambda age, memory: {"jax": {**report(age, memory)["jax"], "pool": memory - CONTEXT}}
 
 
 def notebook(random: Random, size: float, think: float) -> Torch:

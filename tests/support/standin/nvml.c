@@ -230,12 +230,28 @@ static int enter_device(enum function function, void *handle, struct device **de
         return SUCCESS;                         \
     }
 
+/* The question says which of several figures it means. */
+#define CHOSEN(function, last, expression)                              \
+    API function(void *handle, unsigned which, unsigned *value) {       \
+        WHOLE(function);                                                \
+        if (which > last) return INVALID_ARGUMENT;                      \
+        *value = (expression);                                          \
+        spoil(value, sizeof *value);                                    \
+        return SUCCESS;                                                 \
+    }
+
 static int text(char *buffer, unsigned size, const char *value) {
     if (strlen(value) >= size) return INSUFFICIENT_SIZE;
     strcpy(buffer, value);
     spoil(buffer, size);
     return SUCCESS;
 }
+
+#define TEXT(function, question, value)                                 \
+    API function(void *handle, char *buffer, unsigned size) {           \
+        question(function);                                             \
+        return text(buffer, size, value);                               \
+    }
 
 /* ---- library and system ---- */
 
@@ -273,19 +289,16 @@ API nvmlSystemGetNVMLVersion(char *buffer, unsigned size) {
     return text(buffer, size, state->driver_version);
 }
 
-API nvmlSystemGetCudaDriverVersion(int *version) {
-    SYSTEM(nvmlSystemGetCudaDriverVersion);
-    *version = (int)state->cuda_version;
-    spoil(version, sizeof *version);
-    return SUCCESS;
-}
+#define OF_SYSTEM(function, type, expression)   \
+    API function(type *value) {                 \
+        SYSTEM(function);                       \
+        *value = (type)(expression);            \
+        spoil(value, sizeof *value);            \
+        return SUCCESS;                         \
+    }
 
-API nvmlSystemGetCudaDriverVersion_v2(int *version) {
-    SYSTEM(nvmlSystemGetCudaDriverVersion_v2);
-    *version = (int)state->cuda_version;
-    spoil(version, sizeof *version);
-    return SUCCESS;
-}
+OF_SYSTEM(nvmlSystemGetCudaDriverVersion, int, state->cuda_version)
+OF_SYSTEM(nvmlSystemGetCudaDriverVersion_v2, int, state->cuda_version)
 
 API nvmlSystemGetConfComputeState(unsigned *answer) {
     SYSTEM(nvmlSystemGetConfComputeState);
@@ -298,12 +311,7 @@ API nvmlSystemGetConfComputeState(unsigned *answer) {
 
 /* ---- devices and their identity ---- */
 
-API nvmlDeviceGetCount_v2(unsigned *count) {
-    SYSTEM(nvmlDeviceGetCount_v2);
-    *count = state->device_count;
-    spoil(count, sizeof *count);
-    return SUCCESS;
-}
+OF_SYSTEM(nvmlDeviceGetCount_v2, unsigned, state->device_count)
 
 static int find(enum function function, unsigned device, unsigned instance, void **handle) {
     struct device *found;
@@ -338,20 +346,9 @@ API nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, void **handle) {
     return NOT_FOUND;
 }
 
-API nvmlDeviceGetName(void *handle, char *buffer, unsigned size) {
-    DEVICE(nvmlDeviceGetName);
-    return text(buffer, size, unit->name);
-}
-
-API nvmlDeviceGetUUID(void *handle, char *buffer, unsigned size) {
-    DEVICE(nvmlDeviceGetUUID);
-    return text(buffer, size, unit->uuid);
-}
-
-API nvmlDeviceGetSerial(void *handle, char *buffer, unsigned size) {
-    WHOLE(nvmlDeviceGetSerial);
-    return text(buffer, size, device->serial);
-}
+TEXT(nvmlDeviceGetName, DEVICE, unit->name)
+TEXT(nvmlDeviceGetUUID, DEVICE, unit->uuid)
+TEXT(nvmlDeviceGetSerial, WHOLE, device->serial)
 
 struct pci_info {
     char legacy[16];
@@ -595,13 +592,7 @@ API nvmlDeviceGetSamples(void *handle, unsigned kind, unsigned long long last_se
 CODER(nvmlDeviceGetEncoderUtilization, encoder_utilization)
 CODER(nvmlDeviceGetDecoderUtilization, decoder_utilization)
 
-API nvmlDeviceGetTemperature(void *handle, unsigned sensor, unsigned *celsius) {
-    WHOLE(nvmlDeviceGetTemperature);
-    if (sensor) return INVALID_ARGUMENT;
-    *celsius = device->temperature;
-    spoil(celsius, sizeof *celsius);
-    return SUCCESS;
-}
+CHOSEN(nvmlDeviceGetTemperature, 0, device->temperature)
 
 struct temperature {
     unsigned version, sensor;
@@ -634,21 +625,9 @@ ANSWER(nvmlDeviceGetDisplayMode, unsigned, 0)
 ANSWER(nvmlDeviceGetDisplayActive, unsigned, 0)
 ANSWER(nvmlDeviceGetComputeMode, unsigned, 0)
 
-API nvmlDeviceGetClockInfo(void *handle, unsigned type, unsigned *megahertz) {
-    WHOLE(nvmlDeviceGetClockInfo);
-    if (type > 3) return INVALID_ARGUMENT;
-    *megahertz = device->clocks[type];
-    spoil(megahertz, sizeof *megahertz);
-    return SUCCESS;
-}
-
-API nvmlDeviceGetMaxClockInfo(void *handle, unsigned type, unsigned *megahertz) {
-    WHOLE(nvmlDeviceGetMaxClockInfo);
-    if (type > 3) return INVALID_ARGUMENT;
-    *megahertz = device->max_clocks[type];
-    spoil(megahertz, sizeof *megahertz);
-    return SUCCESS;
-}
+CHOSEN(nvmlDeviceGetClockInfo, 3, device->clocks[which])
+CHOSEN(nvmlDeviceGetMaxClockInfo, 3, device->max_clocks[which])
+CHOSEN(nvmlDeviceGetPcieThroughput, 1, which ? device->pcie_receive : device->pcie_transmit) /* KiB/s */
 
 API nvmlDeviceGetTotalEccErrors(void *handle, unsigned type, unsigned counter, unsigned long long *errors) {
     WHOLE(nvmlDeviceGetTotalEccErrors);
@@ -704,25 +683,15 @@ API nvmlDeviceGetFieldValues(void *handle, int count, struct field_value *values
     return SUCCESS;
 }
 
-API nvmlDeviceGetPcieThroughput(void *handle, unsigned counter, unsigned *kilobytes) {
-    WHOLE(nvmlDeviceGetPcieThroughput);
-    if (counter > 1) return INVALID_ARGUMENT;
-    *kilobytes = counter ? device->pcie_receive : device->pcie_transmit;
-    spoil(kilobytes, sizeof *kilobytes);
-    return SUCCESS;
-}
+#define DRIVER_MODEL(function) /* Windows only */                           \
+    API function(void *handle, unsigned *current, unsigned *pending) {      \
+        WHOLE(function);                                                    \
+        (void)current, (void)pending;                                       \
+        return NOT_SUPPORTED;                                               \
+    }
 
-API nvmlDeviceGetDriverModel(void *handle, unsigned *current, unsigned *pending) {
-    WHOLE(nvmlDeviceGetDriverModel);
-    (void)current, (void)pending;
-    return NOT_SUPPORTED; /* Windows only */
-}
-
-API nvmlDeviceGetDriverModel_v2(void *handle, unsigned *current, unsigned *pending) {
-    WHOLE(nvmlDeviceGetDriverModel_v2);
-    (void)current, (void)pending;
-    return NOT_SUPPORTED;
-}
+DRIVER_MODEL(nvmlDeviceGetDriverModel)
+DRIVER_MODEL(nvmlDeviceGetDriverModel_v2)
 
 API nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) {
     DEVICE(nvmlDeviceGetCudaComputeCapability);
@@ -839,21 +808,8 @@ API nvmlDeviceIsMigDeviceHandle(void *handle, unsigned *answer) {
     return SUCCESS;
 }
 
-API nvmlDeviceGetGpuInstanceId(void *handle, unsigned *id) {
-    DEVICE(nvmlDeviceGetGpuInstanceId);
-    if (unit == &device->whole) return NOT_SUPPORTED;
-    *id = unit->gpu_instance;
-    spoil(id, sizeof *id);
-    return SUCCESS;
-}
-
-API nvmlDeviceGetComputeInstanceId(void *handle, unsigned *id) {
-    DEVICE(nvmlDeviceGetComputeInstanceId);
-    if (unit == &device->whole) return NOT_SUPPORTED;
-    *id = unit->compute_instance;
-    spoil(id, sizeof *id);
-    return SUCCESS;
-}
+OPTIONAL(nvmlDeviceGetGpuInstanceId, unit->gpu_instance)
+OPTIONAL(nvmlDeviceGetComputeInstanceId, unit->compute_instance)
 
 struct attributes {
     unsigned multiprocessors, copy_engines, decoders, encoders, jpegs, ofas, gpu_slices, compute_slices;

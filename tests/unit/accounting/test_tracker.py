@@ -296,12 +296,20 @@ class TestDevices:
         assert [each.reading.uuid for each in host.sample().devices] == [UUID]
 
     def test_a_device_that_has_no_memory_of_its_own_is_up(self) -> None:
-        """An unsupported query has not failed: unified memory has no ledger, and the device is up."""
+        """An unsupported query has not failed: unified memory has no ledger, and the device is up.
+
+        One that failed leaves nothing of the device: without its holders it would seem to have none.
+        """
         host = OneHolder()
+        host.host.gpus = [host.gpu, gpu(1)]
         host.driver_says(memory=None)
-        (device,) = host.sample().devices
+        device, _ = host.sample().devices
         assert device.up
         assert device.ledger is None
+        for query in ("memory", "processes"):
+            host.driver_says(failed=(query,))
+            device, _ = host.sample().devices
+            assert (device.up, device.reading.processes) == (False, None)
 
     def test_bytes_that_the_driver_does_not_tell_are_not_zero(self) -> None:
         """A holder without a figure has none; outside the host's PID namespace used bytes are unknown."""
@@ -318,7 +326,7 @@ class TestDevices:
         assert (device.ledger.unattributed, device.ledger.states[State.UNKNOWN]) == (0, 10 * GIB)
 
     def test_the_used_peak_looks_back_a_minute(self) -> None:
-        """The peak of used memory is that of 60 seconds; XID events are counted by number."""
+        """The peak of used memory is that of 60 seconds; XID events are counted, also over a restart."""
         host = OneHolder()
         host.program.memory = 39 * GIB
         host.sample()
@@ -328,6 +336,10 @@ class TestDevices:
         host = OneHolder()
         host.sample(events=(XidEvent(UUID, 79, NOW), XidEvent(UUID, 31, NOW)))
         assert dict(host.sample(events=(XidEvent(UUID, 79, NOW),)).devices[0].xids) == {79: 2, 31: 1}
+        host.host.faults = [Fault("driver lost", since=host.now + 1, until=host.now + 2)]
+        assert not host.sample().up
+        host.exporter.tracker.reset()  # by a new sampler
+        assert dict(host.sample().devices[0].xids) == {79: 2, 31: 1}
 
 
 class TestHidden:

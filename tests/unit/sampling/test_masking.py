@@ -215,3 +215,7 @@ def test_user_and_job_numbers_agree_throughout() -> None:
     assert masked.cgroup == ("0::/user.slice/user-1002.slice", "1:cpu:/slurm/uid_1001/job_1")
     assert masked.owner == Owner("slurm", "1", slurm_job="1")
     assert sure(Mask().mask_reading(MASKED["Reading.failure"]).failure)[0] == "sampler-exit"
+    owned = [Owner("pod", "ml/train-0", "ml", "train-0"), Owner("user", "ada")]
+    both = tuple(ProcessFacts(pid, pid, user="ada", owner=each) for pid, each in enumerate(owned, 1))
+    pod, person = (sure(each.owner) for each in Mask().mask_reading(Reading(1.0, 1.0, facts=both)).facts)
+    assert (pod.name, person.name) == (f"{pod.namespace}/{pod.pod}", "user-1")

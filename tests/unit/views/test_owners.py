@@ -1,22 +1,14 @@
 """Owners on the page, in the table, in the JSON, in a masked recording, and as a state."""
 
-from typing import Any
-
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support import builders
 from tests.support.host.model import Fate
 from tests.support.host.one_holder import OneHolder
 from tests.support.sure import sure
 from vramledger.metrics import processes
-from vramledger.metrics.exposition import Exposition, ScrapeRequest
-from vramledger.model.reading import Owner, ProcessFacts, Reading, decode, encode
+from vramledger.model.reading import Owner, Reading, decode, encode
 from vramledger.model.snapshot import ProcessSnapshot, Snapshot, State
-from vramledger.sampling.masking import Mask
-from vramledger.views.ledger_json import snapshot_json
 from vramledger.views.table import render_table
 
 POD = Owner(
@@ -50,17 +42,6 @@ def test_the_owner_fills_its_labels() -> None:
     assert labels(owned(None, user=None)).items() >= {"owner_type": "", "owner": ""}.items()
 
 
-@given(st.text(max_size=300) | st.just('a"b\\c\nd') | st.just("\ud800"), st.sampled_from([1, 65536]))
-def test_a_hostile_name_breaks_no_scrape(part: str, times: int) -> None:
-    """With any name, the page is valid and has one series of the process."""
-    name = part * times if len(part) < 2 else part
-    owner = Owner("unit", name, *[name] * 6)
-    page = Exposition(0, lambda: None).render(owned(owner), ScrapeRequest(frozenset({"process"}))).decode()
-    families = {family.name: family for family in text_string_to_metric_families(page)}
-    (sample,) = families["vramledger_process_info"].samples
-    assert len(sample.labels["owner"]) <= 256
-
-
 def test_the_table_shows_the_owner_with_its_user() -> None:
     """A pod with its user, a user alone, and no control characters; a recording has its end."""
     assert "OWNER" in render_table(owned(POD))
@@ -70,30 +51,6 @@ def test_the_table_shows_the_owner_with_its_user() -> None:
     assert "\x1b" not in render_table(owned(Owner("user", "ada", notebook="\x1b[2J")))
     reading = Reading(1.0, 1.0, ended={7: "its container x has ended"})
     assert decode(encode(reading)).ended == {7: "its container x has ended"}
-
-
-def test_the_json_has_every_field() -> None:
-    """A reader of the JSON finds the owner's fields by name."""
-    page: Any = snapshot_json(owned(POD))
-    assert page["devices"][0]["holdings"][0]["owner"] == POD._asdict()
-
-
-def test_a_mask_keeps_relations_and_no_name() -> None:
-    """The same pod gets the same replacement everywhere, its parts match, and no name is left."""
-    one, two = ProcessFacts(1, 1, user="ada", owner=POD), ProcessFacts(2, 2, user="ada", owner=POD)
-    person = ProcessFacts(3, 3, user="ada", owner=Owner("user", "ada", unit="session-5.scope"))
-    job = ProcessFacts(4, 4, owner=Owner("slurm", "1392969", slurm_job="1392969"))
-    reading = Reading(1.0, 1.0, facts=(one, two, person, job), ended={1: "its pod ml/train-0 has ended"})
-    masked = Mask().mask_reading(reading)
-    first, second, third, fourth = [facts.owner for facts in masked.facts]
-    assert first == second
-    assert first is not None
-    assert (first.type, first.name) == ("pod", f"{first.namespace}/{first.pod}")
-    assert sure(third).name == masked.facts[2].user
-    assert fourth is not None
-    assert fourth.name == fourth.slurm_job
-    text = encode(masked).decode()
-    assert not [name for name in ("train-0", "ada", "gan", "main", "1392969", "session-5") if name in text]
 
 
 def test_an_ended_owner_makes_an_orphan_with_its_evidence() -> None:

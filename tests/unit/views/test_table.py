@@ -144,24 +144,15 @@ def test_growth_is_over_the_last_quarter_of_an_hour() -> None:
 GIB = 1024 * MIB
 
 
+@pytest.mark.parametrize("working", [True, False, None])
 @pytest.mark.parametrize("state", State)
-def test_every_state_but_active_has_a_remedy(state: State) -> None:
-    """Each state says what to do, with its own pid and GPU; an active holder has none."""
-    todo = remedy(holding(4711, state=state), process(4711), device(3))
-    if state is State.ACTIVE:
-        assert todo is None
-        return
-    assert todo is not None
-    assert "{" not in todo
-    assert "4711" in todo or state in (State.DEAD, State.STUCK, State.UNKNOWN)
-
-
-@pytest.mark.parametrize("working", [True, False])
-@pytest.mark.parametrize("state", State)
-def test_no_hint_ends_anything(state: State, *, working: bool) -> None:
-    """Who copies a hint gets a dry run: none contains ``--yes``, and the command has the pid."""
+def test_every_state_but_active_has_a_remedy(state: State, *, working: bool | None) -> None:
+    """Each state but active says what to do, with its pid; who copies a hint gets a dry run."""
     hint = remedy(replace(holding(4711, state=state), working=working), process(4711), device(3)) or ""
+    assert (hint == "") == (state is State.ACTIVE)
+    assert "{" not in hint
     assert "--yes" not in hint
+    assert "4711" in hint or state in (State.ACTIVE, State.DEAD, State.STUCK, State.UNKNOWN)
     assert "vramledger end" not in hint or "`vramledger end --pid 4711`" in hint
 
 

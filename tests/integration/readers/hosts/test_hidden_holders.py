@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.players.stage import Player, Stage, status
 from tests.support.procs import NOBODY, FakeProc
+from tests.support.stranger import as_user
 from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from vramledger.model.reading import DeviceReading, HiddenHolder, ProcessEntry
@@ -228,11 +229,8 @@ def test_not_being_allowed_to_look_is_not_nobody(host: Host) -> None:
 def test_a_proc_that_hides_processes_is_not_nobody(hidden_proc: Path) -> None:
     """Where proc hides other users' processes (hidepid), it is not known who holds a device."""
     search = HiddenSearch(Host(hidden_proc), ())
-    os.seteuid(NOBODY)
-    try:
+    with as_user(NOBODY):
         _complete(search)
-    finally:
-        os.seteuid(0)
     assert (search.result, search.unreadable > 0) == (None, True)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.procs import NOBODY, PROC, FakeProc, host, stat_line
 from tests.support.requirements import require_root
-from tests.support.stranger import strange
+from tests.support.stranger import as_user, strange
 from tests.support.sure import sure
 from vramledger.errors import StartupError
 from vramledger.model.reading import ProcessRow
@@ -83,12 +83,9 @@ def test_a_process_hidden_by_hidepid_is_denied(hidden_proc: Path, host: Host) ->
     ended = subprocess.Popen(["true"])
     ended.wait()
     blind = Host(hidden_proc)
-    os.seteuid(NOBODY)
-    try:
+    with as_user(NOBODY):
         assert blind.rows([1, ended.pid]) == ((), {1: "denied", ended.pid: "gone"})
         assert host.row(1) is not None
-    finally:
-        os.seteuid(0)
 
 
 def test_cpu_time_of_another_process() -> None:

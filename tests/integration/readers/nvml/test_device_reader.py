@@ -35,12 +35,6 @@ def test_what_a_device_is_comes_with_every_reading(standin_here: StandIn, reader
     assert actual == (0, standin_here.device(0).uuid, "NVIDIA H200", "0000:0b:00.0", 0)
 
 
-def test_memory_is_bytes_with_the_reserve_apart(standin_here: StandIn, reader: DeviceReader) -> None:
-    """Version 2 of the memory query separates the driver's reserve from the used memory."""
-    standin_here.device(0).set_memory(total=1000 * MIB, reserved=100 * MIB, used=300 * MIB)
-    assert read(reader).memory == MemoryReading(1000 * MIB, 600 * MIB, 300 * MIB, 100 * MIB)
-
-
 def test_utilization_is_a_ratio(standin_here: StandIn, reader: DeviceReader) -> None:
     """Device utilisation is a ratio from 0 to 1."""
     standin_here.device(0).set(gpu_utilization=93, memory_utilization=41)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.nvml_readers import Open, read
+from tests.support.nvml_readers import ALL, Open, read
 from tests.support.standin.library import Code, StandIn
 from vramledger.errors import DriverError
 from vramledger.model.reading import FAILURE_REASONS
@@ -22,19 +22,24 @@ def test_versions_are_those_of_the_driver(standin_here: StandIn, open_driver: Op
 
 
 @pytest.mark.parametrize(
-    ("code", "reason"),
-    [(Code.DRIVER_NOT_LOADED, "no-driver"), (Code.LIB_RM_VERSION_MISMATCH, "version-mismatch"),
-     (Code.NO_PERMISSION, "no-permission"), (Code.FUNCTION_NOT_FOUND, "version-mismatch"),
-     (Code.UNKNOWN, "internal")],
+    ("code", "reason", "advice"),
+    [(Code.DRIVER_NOT_LOADED, "no-driver", "; run 'modprobe nvidia'"),
+     (Code.LIB_RM_VERSION_MISMATCH, "version-mismatch", "; reboot, or reload the nvidia modules"),
+     (Code.NO_PERMISSION, "no-permission", "; run as root"), (Code.SUCCESS, "no-devices", "'lspci -d 10de:'"),
+     (Code.FUNCTION_NOT_FOUND, "version-mismatch", ""), (Code.UNKNOWN, "internal", "")],
 )  # fmt: skip
-def test_a_driver_that_cannot_be_opened_says_why(standin_here: StandIn, code: Code, reason: str) -> None:
+def test_a_driver_that_cannot_be_opened_says_why(
+    standin_here: StandIn, code: Code, reason: str, advice: str
+) -> None:
     """Every failure of NVML's start has its reason and one line that says what to do."""
     standin_here.driver_error = code
+    standin_here.device_count = 0
     with pytest.raises(DriverError) as caught:
-        Driver.open()
+        Driver.open().readers(ALL)
     assert caught.value.reason == reason
     assert reason in FAILURE_REASONS
     assert ";" in str(caught.value)
+    assert advice in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

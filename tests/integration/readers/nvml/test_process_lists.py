@@ -10,6 +10,7 @@ from tests.support.standin.library import GIB, MIB, Code, StandIn
 from tests.support.sure import sure
 from vramledger.model.reading import DeviceReading, ProcessEntry
 from vramledger.readers.nvml.device_reader import DeviceReader
+from vramledger.sampling.device_threads import failed_collectors
 
 
 def test_the_lists_are_merged_by_maximum(standin_here: StandIn, reader: DeviceReader) -> None:
@@ -24,15 +25,6 @@ def test_the_lists_are_merged_by_maximum(standin_here: StandIn, reader: DeviceRe
         ProcessEntry(40, 9, "CG"),
         ProcessEntry(30, 7, "G"),
     )
-
-
-def test_used_and_holders_are_of_one_book(standin_here: StandIn, reader: DeviceReader) -> None:
-    """Used is the sum of the merged holders and the unattributed bytes; a pid in two lists counts once."""
-    device = standin_here.device(0)
-    device.set_processes([(10, 100 * MIB), (20, GIB)], mps=[(20, GIB)])
-    device.set_memory(unattributed=14 * MIB)
-    reading = read(reader)
-    assert sure(reading.memory).used == sum(entry.memory or 0 for entry in sure(reading.processes)) + 14 * MIB
 
 
 @pytest.mark.parametrize("kind", ["graphics", "mps"])
@@ -92,6 +84,7 @@ def test_lists_that_are_missing(
         standin_here.fail(f"nvmlDeviceGet{kind}RunningProcesses_v3", code)
     reading = read(reader)
     assert (reading.processes, reading.failed) == expected
+    assert set(failed_collectors([reading])) == ({"ledger"} if reading.failed else set())
     assert reading.memory is not None
 
 

@@ -25,13 +25,6 @@ def container_init(stage: Stage) -> Cast:
     return Cast([main, main.start()], main.program)
 
 
-@healthy
-def in_a_pod(stage: Stage) -> Cast:
-    """Play a program in a container with the host's PIDs, whose variables say rank, under its shim."""
-    shim = stage.start(("adopt",), name="containerd-shim-runc-v2")
-    return Cast([shim.start(env=rank(0), session=True)])
-
-
 def _executed(stage: Stage, main: Player) -> Cast:
     require_tool("nsenter")
     user = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
@@ -60,25 +53,8 @@ def dumb_init(stage: Stage) -> Cast:
     return Cast(stage.hear("holder"))
 
 
-@healthy
-def under_conmon(stage: Stage) -> Cast:
-    """Play Podman's container with the host's PIDs, whose variables say rank, under conmon."""
-    monitor = stage.start(("adopt",), name="conmon")
-    return Cast([monitor.start(env={"OMPI_COMM_WORLD_RANK": "0"}, session=True)])
-
-
-@healthy
-def service_in_a_container(stage: Stage) -> Cast:
-    """Play a service in a container whose pid 1 is systemd."""
-    manager = container(stage, name="systemd")
-    return Cast([manager.start(session=True, wrapper=MAIN_PROCESS)])
-
-
-@healthy
-def shell_in_a_container(stage: Stage) -> Cast:
-    """Play ``docker run -it image bash``, and a program started at that prompt."""
-    shell = container(stage, name="bash")
-    return Cast([shell.start(("lead_group",), env={"LOCAL_RANK": "0"})])
+def _by(stage: Stage, monitor: str) -> Player:
+    return stage.start(("adopt",), name=monitor)
 
 
 def _launcher_below(stage: Stage, init: str, **variables: str) -> Player:
@@ -95,6 +71,16 @@ def _beside_its_like(stage: Stage) -> Player:
 
 
 SHORT = declared(
+    in_a_pod=(healthy,
+        "a program in a container with the host's PIDs, whose variables say rank, under its shim",
+        lambda stage: Cast([_by(stage, "containerd-shim-runc-v2").start(env=rank(0), session=True)])),
+    under_conmon=(healthy,
+        "Podman's container with the host's PIDs, whose variables say rank, under conmon",
+        lambda stage: Cast([_by(stage, "conmon").start(env={"OMPI_COMM_WORLD_RANK": "0"}, session=True)])),
+    service_in_a_container=(healthy, "a service in a container whose pid 1 is systemd",
+        lambda stage: Cast([container(stage, name="systemd").start(session=True, wrapper=MAIN_PROCESS)])),
+    shell_in_a_container=(healthy, "``docker run -it image bash``, and a program started at that prompt",
+        lambda stage: Cast([container(stage, name="bash").start(("lead_group",), env={"LOCAL_RANK": "0"})])),
     executed_in_a_pod=(healthy,
         "``docker exec`` in a container whose variables say rank: its parent is outside",
         lambda stage: _executed(stage, container(stage))),

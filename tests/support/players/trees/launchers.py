@@ -21,12 +21,6 @@ from tests.support.waiting import wait_until
 
 
 @healthy
-def dataloader_forked(stage: Stage) -> Cast:
-    """Play workers that a live program forked (PyTorch's DataLoader does)."""
-    return Cast(stage.start().fork_workers("fork"))
-
-
-@healthy
 def rank_in_a_script(stage: Stage) -> Cast:
     """Play a rank of mpirun behind a wrapper script, whose shell the kernel calls by the script's name."""
     text = '#!/usr/bin/env bash\nexport CUDA_VISIBLE_DEVICES=0\n"$@"\ntrue\n'
@@ -78,6 +72,8 @@ def _under_a_manager(stage: Stage) -> Player:
 
 
 SHORT = declared(
+    dataloader_forked=(healthy, "workers that a live program forked (PyTorch's DataLoader does)",
+        lambda stage: Cast(forked(stage.start()))),
     dataloader_spawned=(healthy, "workers that a live program spawned",
         lambda stage: Cast(spawned(stage.start()))),
     dataloader_from_a_forkserver=(healthy, "workers of a live program that a fork server starts",

@@ -9,6 +9,7 @@ from tests.support.players.parts import (
     at_a_prompt,
     children,
     container,
+    forked,
     in_a_namespace,
     rank,
     ranks,
@@ -62,17 +63,16 @@ def _workers_without_fork_server(program: Player) -> tuple[Player, ...]:
     return workers
 
 
-# --- healthy -----------------------------------------------------------------------------------------
-
-
-@healthy
-def make_jobs(stage: Stage) -> Cast:
-    """Play ``make -j2`` with two recipes that run."""
+def _make(stage: Stage) -> Cast:
+    """Let make, which is the launcher, run two recipes."""
     require_tool("make")
     recipe = shlex.join(stage.command("holder")).replace("$", "$$")
-    (stage.directory / "Makefile").write_text(f"all: a b\na b:\n\t{recipe}\n", encoding="utf-8")
-    stage.run(["make", "-j2", "-C", str(stage.directory)])
-    return Cast(stage.hear("holder", 2))
+    (stage.directory / "Makefile").write_text(f"all: a b\na b:\n\t@{recipe}\n", encoding="utf-8")
+    make = stage.run(["make", "-j2", "-C", str(stage.directory)])
+    return Cast(stage.hear("holder", 2), make)
+
+
+# --- healthy -----------------------------------------------------------------------------------------
 
 
 @healthy
@@ -217,20 +217,6 @@ def program_with_a_rank_of_its_own(stage: Stage) -> Cast:
     return Cast([holder], shell)
 
 
-@seems_left(LEADER_ENDED)
-def started_by_a_script(stage: Stage) -> Cast:
-    """Play programs of a start script that ends well, and did not say that they stay."""
-    starter = stage.start(session=False)
-    return Cast(children(starter), starter)
-
-
-@seems_left(LAUNCHER_ENDED, watched=LAUNCHER_ENDED)
-def workers_of_a_dead_forkserver(stage: Stage) -> Cast:
-    """Play workers of a live program whose fork server is killed: the program still has their pipes."""
-    program = stage.start(session=False)
-    return Cast(_workers_without_fork_server(program))
-
-
 @seems_left(LAUNCHER_ENDED, watched=LAUNCHER_ENDED)
 def workers_of_a_program_after_the_logout(stage: Stage) -> Cast:
     """Play workers whose fork server is killed, of a live program that has lost its session by a logout."""
@@ -350,23 +336,6 @@ def workers_with_a_live_reader(stage: Stage) -> Cast:
 
 
 @leftover(late=LEADER_ENDED)
-def make_jobs_without_make(stage: Stage) -> Cast:
-    """Play the recipes of a ``make -j2`` that was killed."""
-    require_tool("make")
-    recipe = shlex.join(stage.command("holder")).replace("$", "$$")
-    (stage.directory / "Makefile").write_text(f"all: a b\na b:\n\t@{recipe}\n", encoding="utf-8")
-    make = stage.run(["make", "-j2", "-C", str(stage.directory)])
-    return Cast(stage.hear("holder", 2), make)
-
-
-@leftover(late=LEADER_ENDED)
-def prefork_pool(stage: Stage) -> Cast:
-    """Play forked workers of celery, whose master is killed, with pipes to it."""
-    launcher = stage.start(session=False)
-    return Cast(launcher.fork_workers("fork"), launcher)
-
-
-@leftover(late=LEADER_ENDED)
 def workers_of_a_restarted_server(stage: Stage) -> Cast:
     """Play workers of a server that was killed and started again: the successor has workers of its own."""
     old = stage.start(session=False)
@@ -374,13 +343,6 @@ def workers_of_a_restarted_server(stage: Stage) -> Cast:
     successor = stage.start(session=False)
     children(successor)
     return Cast(workers, old)
-
-
-@leftover(late=None, watched=None)
-def server_in_a_dead_group(stage: Stage) -> Cast:
-    """Play a server in the group of a killed program: somebody may still connect to it."""
-    launcher = stage.start(session=False)
-    return Cast([launcher.start(("listen", SERVER_PORT))], launcher)
 
 
 def _nested(stage: Stage) -> Player:
@@ -401,6 +363,20 @@ def _below_a_subreaper(step: str) -> Callable[[Stage], Player]:
 
 
 SHORT = declared(
+    make_jobs=(healthy, "``make -j2`` with two recipes that run", lambda stage: Cast(_make(stage).holders)),
+    make_jobs_without_make=(leftover(late=LEADER_ENDED), "the recipes of a ``make -j2`` that was killed",
+        _make),
+    started_by_a_script=(seems_left(LEADER_ENDED),
+        "programs of a start script that ends well, and did not say that they stay",
+        launched(at_a_prompt, children)),
+    workers_of_a_dead_forkserver=(seems_left(LAUNCHER_ENDED, watched=LAUNCHER_ENDED),
+        "workers of a live program whose fork server is killed: the program still has their pipes",
+        lambda stage: Cast(_workers_without_fork_server(at_a_prompt(stage)))),
+    prefork_pool=(leftover(late=LEADER_ENDED),
+        "forked workers of celery, whose master is killed, with pipes to it", launched(at_a_prompt, forked)),
+    server_in_a_dead_group=(leftover(late=None, watched=None),
+        "a server in the group of a killed program: somebody may still connect to it",
+        launched(at_a_prompt, lambda launcher: [launcher.start(("listen", SERVER_PORT))])),
     job_of_parallel=(healthy,
         "GNU parallel, which makes each job the leader of a group, and which is then killed",
         launched(Stage.start, lambda launcher: [launcher.start(("lead_group",)) for _ in range(2)])),

@@ -29,13 +29,6 @@ def ready_daemon(stage: Stage) -> Cast:
 
 
 @healthy
-def systemd_service(stage: Stage) -> Cast:
-    """Play the main process of a service, whose live parent the kernel calls ``systemd``."""
-    manager = stage.start(name="systemd")
-    return Cast([manager.start(session=True, wrapper=MAIN_PROCESS)])
-
-
-@healthy
 def upgraded_server(stage: Stage) -> Cast:
     """Play workers of a server that was upgraded in place: the old master has ended, the new one lives."""
     old = stage.start()
@@ -51,6 +44,8 @@ def _in_a_session(starter: Player) -> list[Player]:
 
 
 SHORT = declared(
+    systemd_service=(healthy, "the main process of a service, whose live parent the kernel calls ``systemd``",
+        lambda stage: Cast([stage.start(name="systemd").start(session=True, wrapper=MAIN_PROCESS)])),
     supervised=(healthy, "the child of a live supervisor that is a subreaper as well",
         lambda stage: Cast([stage.start(("adopt",), ("reap",)).start()])),
     detached=(healthy, "``Popen(..., start_new_session=True)`` of a program that then ends",

@@ -58,7 +58,7 @@ def of(result: OwnerUsageTotals, key: tuple[str, str]) -> OwnerUsage:
 
 
 def test_memory_costs_what_was_seen_until_the_next_sample() -> None:
-    """Bytes count from the sample that saw them to the next, in the state of the first."""
+    """Bytes count from the sample that saw them to the next, in the state of the first, if they are known."""
     accounts = DeviceUsage(0)
     first = accounts.update([charge(1)], ledger(), 10.0, GAP)
     accounts.update([charge(1, memory=2 * GIB, state=State.IDLE)], ledger(), 11.0, GAP)
@@ -66,14 +66,6 @@ def test_memory_costs_what_was_seen_until_the_next_sample() -> None:
     assert of(first, ANN).byte_seconds == {State.ACTIVE: 0.0}
     assert of(last, ANN).byte_seconds == {State.ACTIVE: 1.0 * GIB, State.IDLE: 4.0 * GIB}
     assert of(last, ANN).held == {}
-
-
-def test_a_span_at_the_gap_rule_still_counts() -> None:
-    """A span of exactly the longest length counts; a holding without a figure gives no bytes in any state."""
-    accounts = DeviceUsage(0)
-    accounts.update([charge(1)], ledger(), 0.0, GAP)
-    last = accounts.update([charge(1)], ledger(), GAP, GAP)
-    assert (of(last, ANN).byte_seconds, last.uncounted) == ({State.ACTIVE: GAP * GIB}, 0.0)
     assert of(DeviceUsage(0).update([charge(1, memory=None)], ledger(), 0.0, GAP), ANN).held == {}
 
 
