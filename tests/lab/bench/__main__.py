@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.lab.bench import agents, beside, crowd, inside, owners, page, parts, sample, start
+from tests.lab.bench import agents, beside, crowd, inside, owners, page, sample, start
 from tests.lab.bench.scene import scene
 from tests.lab.bench.table import Row, markdown, plain
 
@@ -26,7 +26,6 @@ def _rows(directory: Path, *, quick: bool, owners_only: bool) -> Iterator[Row]:
             return
         yield from beside.measure(full, turns=1 if quick else 2, seconds=5 if quick else 13)
         yield from start.measure(full, times=1 if quick else 5)
-        yield from parts.measure(full)
         yield from page.measure(full, turns=1 if quick else 3, seconds=6 if quick else 10)
         yield from owners.measure(full, seconds=10 if quick else 30)
         yield from crowd.measure(full, turns=1 if quick else 2, seconds=3 if quick else 9)
