@@ -1,7 +1,7 @@
 """Detect the faults and print the scores: ``python -m tests.lab.faults``, or ``make faults``.
 
 The table of the alerts goes into ``exporter/docs/measurements/alerts.md``, unless only some scenarios were
-run. The table of the scenarios goes to ``.cache/faults``.
+run.
 """
 
 from __future__ import annotations
@@ -11,17 +11,12 @@ import sys
 import time
 from pathlib import Path
 
-from tests.support.faults.detection import alert_table, judge, scenario_table
+from tests.support.faults.detection import alert_table, judge
 from tests.support.faults.suite import SCENARIOS, Pace, run
 from tests.support.requirements import PROJECT
 
 MEASURED = PROJECT / "exporter" / "docs" / "measurements" / "alerts.md"
-SCENARIO_FILE = PROJECT / ".cache" / "faults" / "scenarios.md"
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
-SECTION = """## Detection
-
-What `make faults` found: every scenario in several variations (sizes, periods, noise, missing scrapes,
-restarts), hours of each, through the real exporter's parts and the real rule manager."""
 HEALTHY_SEEDS, FAULTY_SEEDS = 2, 3
 
 
@@ -50,9 +45,6 @@ def main() -> int:
     verdict = judge(runs)
     text = alert_table(verdict, runs)
     print(text)
-    SCENARIO_FILE.parent.mkdir(parents=True, exist_ok=True)
-    SCENARIO_FILE.write_text(scenario_table(runs), encoding="utf-8")
-    print(f"wrote {SCENARIO_FILE.relative_to(PROJECT)}")
     for title, lines in (
         ("MISSED", verdict.missed), ("FALSE", verdict.false), ("WITHOUT A NAME", verdict.nameless),
         ("WITH ANOTHER'S NAME", verdict.misnamed),
@@ -76,11 +68,8 @@ def main() -> int:
 
 
 def write(path: Path, text: str) -> None:
-    """Put the table between its marks; a page without them gets a section for it at its end."""
-    page = path.read_text(encoding="utf-8")
-    if BEGIN not in page or END not in page:
-        page = f"{page.rstrip()}\n\n{SECTION}\n{BEGIN}\n{END}\n"
-    before, _, rest = page.partition(BEGIN)
+    """Put the table between its marks."""
+    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     path.write_text(f"{before}{BEGIN}\n{text}{END}{after}", encoding="utf-8")
 
