@@ -188,19 +188,6 @@ def test_outside_a_pod_it_says_so(tmp_path: Path) -> None:
         KubernetesNode(NODE, TAINT, {}, write_account(tmp_path, Authority(tmp_path).pair))
 
 
-def test_an_exporter_that_asks_for_a_password_is_not_clean() -> None:
-    """An answer of 401 is "cannot tell", and so is a page of something else."""
-
-    async def scenario() -> None:
-        async with served(Shown(clean())) as client:
-            url = f"http://127.0.0.1:{client.port}"
-            found = await ask_exporter(ExporterAddress(f"{url}/metrics"))
-            assert found.verdict == "cannot-tell"
-            assert (await ask_exporter(ExporterAddress(url))).verdict == "clean"
-
-    asyncio.run(scenario())
-
-
 BOMB = gzip.compress(bytes(2**26))
 
 
