@@ -1,7 +1,7 @@
 """Detect the faults and print the scores: ``python -m tests.lab.faults``, or ``make faults``.
 
 The table of the alerts goes into ``exporter/docs/measurements/alerts.md``, unless only some scenarios were
-run.
+run. With ``--draws`` it runs the drawn scenarios instead, from a seed on.
 """
 
 from __future__ import annotations
@@ -11,13 +11,23 @@ import sys
 import time
 from pathlib import Path
 
-from tests.support.faults.detection import alert_table, judge
-from tests.support.faults.suite import SCENARIOS, Pace, run
+from tests.support.faults.detection import (
+    alert_table,
+    draw_table,
+    false_pages,
+    judge,
+    time_to_detect,
+)
+from tests.support.faults.draws import DRAWS
+from tests.support.faults.suite import KNOWN, SCENARIOS, Pace, run
 from tests.support.requirements import PROJECT
 
 MEASURED = PROJECT / "exporter" / "docs" / "measurements" / "alerts.md"
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 HEALTHY_SEEDS, FAULTY_SEEDS = 2, 3
+
+DRAWN_PACE = Pace(sample=60.0, step=60.0, scrape=60.0, longest=48.0, together=40)
+"""The longest interval of scrapes that the rules accept: it loses the most."""
 
 
 def main() -> int:
@@ -29,7 +39,15 @@ def main() -> int:
     parser.add_argument("--sample", type=float, default=15.0, help="seconds between samples")
     parser.add_argument("--step", type=float, default=60.0, help="seconds between evaluations of the rules")
     parser.add_argument("--quiet", action="store_true", help="do not change the page")
+    parser.add_argument(
+        "--draws", type=int, default=0, help="seeds of each drawn scenario, instead of the table"
+    )
+    parser.add_argument("--healthy-draws", type=int, default=0, help="the same for healthy ones")
+    parser.add_argument("--first-seed", type=int, default=1, help="the first seed of the draws")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that run draws")
     args = parser.parse_args()
+    if args.draws or args.healthy_draws:
+        return draw(args)
     only = [name for name in args.only.split(",") if name]
     if unknown := set(only) - set(SCENARIOS):
         parser.error(f"no scenario {sorted(unknown)}; there are {', '.join(SCENARIOS)}")
@@ -41,7 +59,7 @@ def main() -> int:
         if not only or name in only
         for seed in range(1, 1 + seeds[scenario.healthy])
     ]
-    runs = run(variations, Pace(args.sample, args.step))
+    [runs] = run(variations, Pace(args.sample, args.step))
     verdict = judge(runs)
     text = alert_table(verdict, runs)
     print(text)
@@ -65,6 +83,32 @@ def main() -> int:
         or verdict.warnings_a_day > 1
         else 0
     )
+
+
+def draw(args: argparse.Namespace) -> int:
+    """Run drawn scenarios; the exit status is 1 if healthy work was paged."""
+    only = {name for name in args.only.split(",") if name} or set(KNOWN)
+    seeds = {True: args.healthy_draws, False: args.draws}
+    names = [name for name, each in KNOWN.items() if each.healthy or each in DRAWS]
+    variations = [
+        (name, args.first_seed + seed)
+        for name in names
+        if name in only
+        for seed in range(seeds[KNOWN[name].healthy])
+    ]
+    [runs] = run(variations, DRAWN_PACE, most_processes=args.jobs)
+    pages, _ = false_pages(runs)
+    missed = [each for each in runs if not KNOWN[each.scenario].healthy and time_to_detect(each) is None]
+    print(draw_table(runs))
+    print(
+        "\n".join(
+            [
+                *(f"FALSE {each}" for each in pages),
+                *(f"MISSED {each.scenario}/{each.seed}" for each in missed),
+            ]
+        )
+    )
+    return int(bool(pages))
 
 
 def write(path: Path, text: str) -> None:

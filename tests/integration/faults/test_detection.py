@@ -8,8 +8,9 @@ import pytest
 
 from tests.lab.faults import BEGIN, END, MEASURED
 from tests.support.faults import rules
-from tests.support.faults.detection import Verdict, judge, names_in
-from tests.support.faults.suite import SCENARIOS, Pace, run
+from tests.support.faults.detection import Verdict, false_pages, judge, names_in, time_to_detect
+from tests.support.faults.draws import DRAWS
+from tests.support.faults.suite import KNOWN, SCENARIOS, Pace, run
 from tests.support.requirements import require_version
 
 pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
@@ -28,7 +29,8 @@ def verdict(request: pytest.FixtureRequest) -> Verdict:
     """
     every, version = request.param
     promtool = str(require_version("promtool", version))
-    return judge(run([(name, 1001) for name in [*SCENARIOS][::every]], SHORT, promtool))
+    [found] = run([(name, 1001) for name in [*SCENARIOS][::every]], SHORT, [promtool])
+    return judge(found)
 
 
 def test_every_fault_is_found_in_time(verdict: Verdict) -> None:
@@ -75,10 +77,24 @@ def test_what_is_plain_is_to_be_found_in_time() -> None:
 
 
 def test_scenarios_name_alerts_that_exist() -> None:
-    """Every label names an alert that exists."""
+    """No draw has the name of another scenario, and every label names an alert that exists."""
     known = {alert.name for alert in rules.alerts()}
 
-    assert {alert for each in SCENARIOS.values() for alert in (*each.expects, *each.allows)} <= known
+    assert len(KNOWN) == len(SCENARIOS) + len(DRAWS)
+    assert {alert for each in KNOWN.values() for alert in (*each.expects, *each.allows)} <= known
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1200)
+def test_a_draw_is_found_and_pages_nobody() -> None:
+    """One draw of each third scenario: faults are found, healthy work pages nobody."""
+    promtool = str(require_version("promtool", "older"))
+    pace = Pace(sample=60.0, step=60.0, scrape=60.0, longest=8.0)
+    [ours] = run([(each.name, 1001) for each in DRAWS[::3]], pace, [promtool])
+
+    planted = [each for each in ours if not KNOWN[each.scenario].healthy]
+    assert [f"{each.scenario}/{each.seed}" for each in planted if time_to_detect(each) is None] == []
+    assert false_pages(ours)[0] == []
 
 
 def test_the_table_is_of_these_alerts() -> None:

@@ -8,10 +8,11 @@ from math import inf
 from statistics import median
 
 from tests.support.faults import rules
+from tests.support.faults.draws import GROWTH
 from tests.support.faults.evaluation import Firing
 from tests.support.faults.rules import PAGE, WARNING
 from tests.support.faults.scene import Scenario
-from tests.support.faults.suite import SCENARIOS, Run
+from tests.support.faults.suite import KNOWN, SCENARIOS, Run
 
 LOUD = (PAGE, WARNING)
 
@@ -193,6 +194,43 @@ def _summary(verdict: Verdict, runs: Sequence[Run]) -> Iterator[str]:
 
 def _loud(runs: Iterable[Run]) -> int:
     return sum(each.severity in LOUD for run in runs for each in run.firings)
+
+
+def time_to_detect(run: Run) -> float | None:
+    """Return the seconds until an alert told of what was drawn; of a leak, before the card is full."""
+    scenario = KNOWN[run.scenario]
+    begins = [_found(run, alert) for alert in (GROWTH if scenario.leak else scenario.expects)]
+    begun = min((each for each in begins if each is not None), default=None)
+    onset = run.onset or 0
+    if begun is None or (scenario.leak and run.full is not None and begun >= run.full > onset):
+        return None
+    return begun - onset
+
+
+def false_pages(runs: Iterable[Run]) -> tuple[list[str], float]:
+    """Return each page about a node in a healthy draw, also an allowed one, and the node-hours."""
+    healthy = [run for run in runs if KNOWN[run.scenario].healthy]
+    pages = [
+        f"{run.scenario}/{run.seed}: {each.alert} at {each.begin / 60:.0f} min"
+        for run in healthy
+        for each in run.firings
+        if each.severity == PAGE and each.labels.get("instance")
+    ]
+    return pages, sum(run.hours for run in healthy)
+
+
+def draw_table(runs: Sequence[Run]) -> str:
+    """Return how many draws of each scenario were found, and the false pages, as Markdown."""
+    lines = ["| scenario | found | time to detect, median |", "|---|---|---|"]
+    times: dict[str, list[float | None]] = {}
+    for run in runs:
+        if not KNOWN[run.scenario].healthy:
+            times.setdefault(run.scenario, []).append(time_to_detect(run))
+    for name, each in times.items():
+        found = [seconds for seconds in each if seconds is not None]
+        lines.append(f"| {name} | {len(found)} of {len(each)} | {_span(median(found)) if found else '-'} |")
+    pages, hours = false_pages(runs)
+    return "\n".join([*lines, "", f"{len(pages)} pages in {hours:,.0f} node-hours of healthy work.", ""])
 
 
 def names_in(markdown: Iterable[str]) -> list[str]:

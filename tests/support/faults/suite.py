@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import chain
 from math import inf
 from pathlib import Path
 from random import Random
@@ -20,6 +19,7 @@ from typing import NamedTuple
 import yaml
 
 from tests.support.faults import rules
+from tests.support.faults.draws import DRAWS
 from tests.support.faults.evaluation import Firing, Manager, evaluate
 from tests.support.faults.exporters import EXPORTERS
 from tests.support.faults.faulty import FAULTY
@@ -32,6 +32,8 @@ from tests.support.host.series import Trace
 from vramledger.model.snapshot import Snapshot
 
 SCENARIOS = {scenario.name: scenario for scenario in (*HEALTHY, *FAULTY, *LIMITS, *EXPORTERS, *JOBS)}
+KNOWN = {**SCENARIOS, **{scenario.name: scenario for scenario in DRAWS}}
+"""With those that are only drawn, and run by hand."""
 
 NEARLY_FULL = 0.9
 TOGETHER = 24
@@ -47,6 +49,7 @@ class Pace:
     scrape: float = SCRAPE  # seconds between scrapes
     longest: float = 24.0  # hours after which a healthy scenario is left
     after: float = inf  # hours after its onset at which a faulty one is left
+    together: int = TOGETHER  # hosts in one evaluation
 
 
 class Tenancy(NamedTuple):
@@ -72,23 +75,44 @@ class Run:
     onset: float | None
     full: float | None
     firings: tuple[Firing, ...]
-    tenancies: tuple[Tenancy, ...]
+    tenancies: tuple[Tenancy, ...] = ()
 
 
 Variation = tuple[str, int]
 
 
-def run(variations: Iterable[Variation], pace: Pace, promtool: str = "promtool") -> list[Run]:
-    """Simulate variations of scenarios, on all cores."""
+@dataclass(frozen=True, slots=True)
+class _Lived:
+    """A simulated variation, before it is judged."""
+
+    scenario: str
+    seed: int
+    trace: Trace
+    full: float | None
+    hours: float
+    onset: float | None
+    tenancies: tuple[Tenancy, ...]
+
+
+def run(
+    variations: Iterable[Variation],
+    pace: Pace,
+    promtools: Sequence[str] = ("promtool",),
+    most_processes: int | None = None,
+) -> list[list[Run]]:
+    """Simulate variations of scenarios, on all cores or fewer; return the runs by version of promtool."""
     # Long ones with long ones: an evaluation lasts as long as its longest trace.
-    ordered = sorted(variations, key=lambda each: (SCENARIOS[each[0]].healthy, each[1], each[0]))
-    alone = [[each] for each in ordered if SCENARIOS[each[0]].alone]
-    shared = [each for each in ordered if not SCENARIOS[each[0]].alone]
-    batches = [shared[first : first + TOGETHER] for first in range(0, len(shared), TOGETHER)] + alone
+    ordered = sorted(variations, key=lambda each: (KNOWN[each[0]].healthy, each[1], each[0]))
+    alone = [[each] for each in ordered if KNOWN[each[0]].alone]
+    shared = [each for each in ordered if not KNOWN[each[0]].alone]
+    each = pace.together
+    batches = [shared[first : first + each] for first in range(0, len(shared), each)] + alone
     with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
         home = _rules(Path(scratch))
-        with ProcessPoolExecutor(min(len(batches), os.cpu_count() or 1)) as pool:
-            return list(chain.from_iterable(pool.map(partial(_batch, pace, home, promtool), batches)))
+        processes = min(len(batches), most_processes or os.cpu_count() or 1)
+        with ProcessPoolExecutor(processes) as pool:
+            judged = list(pool.map(partial(_batch, pace, home, promtools), batches))
+    return [[each for batch in judged for each in batch[index]] for index in range(len(promtools))]
 
 
 def _rules(home: Path) -> Path:
@@ -101,33 +125,45 @@ def _rules(home: Path) -> Path:
     return home
 
 
-def _batch(pace: Pace, home: Path, promtool: str, variations: Sequence[Variation]) -> list[Run]:
-    """Return the runs of some variations."""
+def _batch(
+    pace: Pace, home: Path, promtools: Sequence[str], variations: Sequence[Variation]
+) -> list[list[Run]]:
+    """Return the runs of some variations by each promtool."""
     lived = [_live(name, seed, pace) for name, seed in variations]
-    with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
-        manager = Manager(pace.step, home, promtool=promtool, scrape=pace.scrape)
-        firings = evaluate([trace for _, trace in lived], Path(scratch), manager)
-    return [replace(one, firings=_of(one, trace, firings)) for one, trace in lived]
+    found = []
+    for promtool in promtools:
+        with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
+            manager = Manager(pace.step, home, promtool=promtool, scrape=pace.scrape)
+            firings = evaluate([each.trace for each in lived], Path(scratch), manager)
+        found.append(
+            [
+                Run(
+                    each.scenario, each.seed, each.hours, each.onset, each.full, _of(each, firings),
+                    each.tenancies,
+                )
+                for each in lived
+            ]
+        )  # fmt: skip
+    return found
 
 
-def _of(lived: Run, trace: Trace, firings: Iterable[Firing]) -> tuple[Firing, ...]:
+def _of(lived: _Lived, firings: Iterable[Firing]) -> tuple[Firing, ...]:
     """Return what fired for a host during its time; an alert without a host counts for all."""
+    instance = lived.trace.instance
     return tuple(
         firing
         for firing in firings
-        if firing.labels.get("instance", trace.instance) == trace.instance
-        and firing.begin < lived.hours * 3600
+        if firing.labels.get("instance", instance) == instance and firing.begin < lived.hours * 3600
     )
 
 
 _families = cache(rules.families)  # a regular expression over all rules
 
 
-def _live(name: str, seed: int, pace: Pace) -> tuple[Run, Trace]:
-    """Simulate a variation, in which nothing has fired yet."""
+def _live(name: str, seed: int, pace: Pace) -> _Lived:
     random = Random(f"{name}/{seed}")  # noqa: S311 it is chance for tests
-    scene = SCENARIOS[name].build(random)
-    most = pace.longest if SCENARIOS[name].healthy else (scene.onset or 0) / HOUR + pace.after
+    scene = KNOWN[name].build(random)
+    most = pace.longest if KNOWN[name].healthy else (scene.onset or 0) / HOUR + pace.after
     hours = min(scene.hours, most)
     trace, full = Trace(f"{name}-{seed}", every=pace.scrape), None
     weather = replace(scene.weather, every=pace.scrape)
@@ -140,7 +176,7 @@ def _live(name: str, seed: int, pace: Pace) -> tuple[Run, Trace]:
         Tenancy(each.pid, each.begin, each.end, each.owner.name if each.owner else each.user)
         for each in scene.processes
     )
-    return Run(name, seed, hours, scene.onset, full, (), tenancies), trace
+    return _Lived(name, seed, trace, full, hours, scene.onset, tenancies)
 
 
 def _fullest(snapshot: Snapshot) -> float:
