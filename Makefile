@@ -45,13 +45,13 @@ faults: ## Plant faults in simulated hours, and print how well the alerts find t
 fleet: ## Measure what a fleet costs one Prometheus; prints a table
 	@bash .ci/task fleet $(ARGS)
 
-soak: ## Break everything for hours, and watch for growth; prints tables
+soak: ## Break everything for hours; prints tables
 	@bash .ci/task soak $(ARGS)
 
 fuzz: ## Feed the parsers and the web part with garbage, for long
 	@bash .ci/task fuzz $(ARGS)
 
-dashboards: ## Write the dashboards' JSON, and ask all their queries of a real Prometheus
+dashboards: ## Write the dashboards' JSON from dashboards/src
 	@bash .ci/task dashboards $(ARGS)
 
 deploy: ## Make what is made in deploy/: kustomize bases, manual page, shell completions

@@ -1,8 +1,7 @@
 """Detect the faults and print the scores: ``python -m tests.lab.faults``, or ``make faults``.
 
 The table of the alerts goes into ``exporter/docs/measurements/alerts.md``, unless only some scenarios were
-run. The table of the scenarios goes to ``.cache/faults``. With ``--draws`` it runs the drawn scenarios
-instead, from a seed on.
+run. With ``--draws`` it runs the drawn scenarios instead, from a seed on.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from tests.support.faults.detection import (
     draw_table,
     false_pages,
     judge,
-    scenario_table,
     time_to_detect,
 )
 from tests.support.faults.draws import DRAWS
@@ -25,12 +23,7 @@ from tests.support.faults.suite import KNOWN, SCENARIOS, Pace, run
 from tests.support.requirements import PROJECT
 
 MEASURED = PROJECT / "exporter" / "docs" / "measurements" / "alerts.md"
-SCENARIO_FILE = PROJECT / ".cache" / "faults" / "scenarios.md"
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
-SECTION = """## Detection
-
-What `make faults` found: every scenario in several variations (sizes, periods, noise, missing scrapes,
-restarts), hours of each, through the real exporter's parts and the real rule manager."""
 HEALTHY_SEEDS, FAULTY_SEEDS = 2, 3
 
 DRAWN_PACE = Pace(sample=60.0, step=60.0, scrape=60.0, longest=48.0, together=40)
@@ -70,9 +63,6 @@ def main() -> int:
     verdict = judge(runs)
     text = alert_table(verdict, runs)
     print(text)
-    SCENARIO_FILE.parent.mkdir(parents=True, exist_ok=True)
-    SCENARIO_FILE.write_text(scenario_table(runs), encoding="utf-8")
-    print(f"wrote {SCENARIO_FILE.relative_to(PROJECT)}")
     for title, lines in (
         ("MISSED", verdict.missed), ("FALSE", verdict.false), ("WITHOUT A NAME", verdict.nameless),
         ("WITH ANOTHER'S NAME", verdict.misnamed),
@@ -122,11 +112,8 @@ def draw(args: argparse.Namespace) -> int:
 
 
 def write(path: Path, text: str) -> None:
-    """Put the table between its marks; a page without them gets a section for it at its end."""
-    page = path.read_text(encoding="utf-8")
-    if BEGIN not in page or END not in page:
-        page = f"{page.rstrip()}\n\n{SECTION}\n{BEGIN}\n{END}\n"
-    before, _, rest = page.partition(BEGIN)
+    """Put the table between its marks."""
+    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     path.write_text(f"{before}{BEGIN}\n{text}{END}{after}", encoding="utf-8")
 

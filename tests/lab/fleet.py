@@ -18,6 +18,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.lab.bench.cost import cpu_share
 from tests.support.fleet.engines import REPOSITORY, RULES, Engine, prometheus, scrape, simulated, until
 
 GPUS = 8
@@ -43,12 +44,6 @@ class Row:
     rules: float
 
 
-def cpu(engine: Engine) -> float:
-    """Return the seconds of CPU that an engine has used."""
-    fields = Path(f"/proc/{engine.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100
-
-
 def rules(engine: Engine) -> list[float]:
     """Return the seconds that the last evaluation of each group took."""
     return [float(group["evaluationTime"]) for group in engine.get("/api/v1/rules")["data"]["groups"]]
@@ -61,14 +56,14 @@ def measure(program: Path, hosts: int, seconds: float) -> Row:
         with prometheus(program, Path(home), config) as engine:
             until(lambda: engine.value("sum(up)") == hosts, f"{hosts} hosts up", 120)
             time.sleep(seconds / 2)
-            before, start, rounds = cpu(engine), time.monotonic(), []
-            while time.monotonic() - start < seconds / 2:
-                time.sleep(INTERVAL)
-                rounds.append(rules(engine))
-            spent = (cpu(engine) - before) / (time.monotonic() - start)
+            start, rounds = time.monotonic(), []
+            with cpu_share(engine.pid) as share:
+                while time.monotonic() - start < seconds / 2:
+                    time.sleep(INTERVAL)
+                    rounds.append(rules(engine))
             series = engine.value('sum(scrape_samples_post_metric_relabeling{job="vramledger"})')
             slowest, together = (statistics.median(map(of, rounds)) for of in (max, sum))
-            return Row(hosts * GPUS, series, engine.resident, spent, slowest, together)
+            return Row(hosts * GPUS, series, engine.resident, share[0], slowest, together)
 
 
 def line(rows: list[Row], name: str, gpus: float) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.dashboards.files import load_dashboards, panels
+from tests.support.dashboards.files import load_dashboards
 from tests.support.requirements import NOT_TESTED
 
 if find_spec("grafana_foundation_sdk") is None:
@@ -54,14 +54,3 @@ def test_grafanas_types_know_every_key(uid: str) -> None:
     lost = differences(DASHBOARDS[uid], reencoded(DASHBOARDS[uid]))
 
     assert [each for each in lost if not each.endswith(NEWER)] == []
-
-
-@pytest.mark.parametrize("place", ["options", "targets", "fieldConfig"])
-def test_a_key_that_grafana_does_not_know_is_found(place: str) -> None:
-    """The comparison notices a misspelt key in a panel's options, queries and fields."""
-    content = json.loads(json.dumps(DASHBOARDS["vramledger-fleet"]))
-    panel = next(each for each in panels(content) if each["type"] == "timeseries")
-    spot = {"options": panel["options"], "targets": panel["targets"][0], "fieldConfig": panel["fieldConfig"]}
-    spot[place]["misspelt"] = True
-
-    assert any(each.endswith("misspelt") for each in differences(content, reencoded(content)))

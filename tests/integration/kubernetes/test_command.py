@@ -84,53 +84,45 @@ async def loop(node: KubernetesNode, url: str) -> AsyncIterator[None]:
         task.cancel()
 
 
-def test_a_node_is_marked_and_freed_again(authority: tuple[Authority, Pair], tmp_path: Path) -> None:
+async def test_a_node_is_marked_and_freed_again(authority: tuple[Authority, Pair], tmp_path: Path) -> None:
     """Taint, annotation and condition come with the leftover and go with it; all others stay."""
-
-    async def scenario() -> None:
-        shown = Shown(clean())
-        account = write_account(tmp_path / "account", authority[0].pair)
-        async with (
-            serve_api(authority[1]) as api,
-            served(shown) as client,
-            loop(node_of(api, account), f"http://127.0.0.1:{client.port}"),
-        ):
-            await until(lambda: api.condition(CONDITION).get("status") == "False")
-            untouched = json.dumps(api.taints)
-            api.conflicts = 2
-            shown.snapshot = left()
-            await until(lambda: OURS in api.taints)
-            await until(lambda: api.condition(CONDITION)["status"] == "True")
-            assert "orphaned pid 7" in api.condition(CONDITION)["message"]
-            assert api.node["metadata"]["annotations"]["other"] == "kept"
-            assert "[7," in api.node["metadata"]["annotations"][TAINT.key]
-            assert {"key": "other", "effect": "NoSchedule"} in api.taints
-            assert api.condition("Ready") == {"type": "Ready", "status": "True"}
-            shown.snapshot = clean()
-            await until(lambda: OURS not in api.taints)
-            await until(lambda: api.condition(CONDITION)["status"] == "False")
-            assert json.dumps(api.taints) == untouched
-            assert api.node["metadata"]["annotations"] == {"other": "kept"}
-
-    asyncio.run(scenario())
+    shown = Shown(clean())
+    account = write_account(tmp_path / "account", authority[0].pair)
+    async with (
+        serve_api(authority[1]) as api,
+        served(shown) as client,
+        loop(node_of(api, account), f"http://127.0.0.1:{client.port}"),
+    ):
+        await until(lambda: api.condition(CONDITION).get("status") == "False")
+        untouched = json.dumps(api.taints)
+        api.conflicts = 2
+        shown.snapshot = left()
+        await until(lambda: OURS in api.taints)
+        await until(lambda: api.condition(CONDITION)["status"] == "True")
+        assert "orphaned pid 7" in api.condition(CONDITION)["message"]
+        assert api.node["metadata"]["annotations"]["other"] == "kept"
+        assert "[7," in api.node["metadata"]["annotations"][TAINT.key]
+        assert {"key": "other", "effect": "NoSchedule"} in api.taints
+        assert api.condition("Ready") == {"type": "Ready", "status": "True"}
+        shown.snapshot = clean()
+        await until(lambda: OURS not in api.taints)
+        await until(lambda: api.condition(CONDITION)["status"] == "False")
+        assert json.dumps(api.taints) == untouched
+        assert api.node["metadata"]["annotations"] == {"other": "kept"}
 
 
-def test_a_frozen_exporter_frees_nobody(authority: tuple[Authority, Pair], tmp_path: Path) -> None:
+async def test_a_frozen_exporter_frees_nobody(authority: tuple[Authority, Pair], tmp_path: Path) -> None:
     """When the exporter goes away, the taint stays and the condition becomes Unknown."""
-
-    async def scenario() -> None:
-        account = write_account(tmp_path / "account", authority[0].pair)
-        async with serve_api(authority[1]) as api:
-            async with served(Shown(left())) as client:
-                url = f"http://127.0.0.1:{client.port}"
-                async with loop(node_of(api, account), url):
-                    await until(lambda: OURS in api.taints)
+    account = write_account(tmp_path / "account", authority[0].pair)
+    async with serve_api(authority[1]) as api:
+        async with served(Shown(left())) as client:
+            url = f"http://127.0.0.1:{client.port}"
             async with loop(node_of(api, account), url):
-                await until(lambda: api.condition(CONDITION).get("status") == "Unknown")
-                assert OURS in api.taints
-                assert "does not answer" in api.condition(CONDITION)["message"]
-
-    asyncio.run(scenario())
+                await until(lambda: OURS in api.taints)
+        async with loop(node_of(api, account), url):
+            await until(lambda: api.condition(CONDITION).get("status") == "Unknown")
+            assert OURS in api.taints
+            assert "does not answer" in api.condition(CONDITION)["message"]
 
 
 class Counted(Shown):
@@ -145,39 +137,35 @@ class Counted(Shown):
         return super().__getattribute__(name)
 
 
-def test_a_quiet_node_costs_the_api_server_nothing(authority: tuple[Authority, Pair], tmp_path: Path) -> None:
+async def test_a_quiet_node_costs_the_api_server_nothing(
+    authority: tuple[Authority, Pair], tmp_path: Path
+) -> None:
     """A node whose marks are right is read once, and its condition is written once."""
-
-    async def scenario() -> None:
-        shown = Counted(clean())
-        account = write_account(tmp_path / "account", authority[0].pair)
-        async with serve_api(authority[1]) as api, served(shown) as client:
-            async with loop(node_of(api, account), f"http://127.0.0.1:{client.port}"):
-                await until(lambda: api.condition(CONDITION).get("status") == "False")
-                asked = len(api.asked)
-                before = shown.reads
-                await until(lambda: shown.reads > before + 20)
-            assert asked == 2
-            assert [each[0] for each in api.asked] == ["GET", "PATCH"]
-
-    asyncio.run(scenario())
+    shown = Counted(clean())
+    account = write_account(tmp_path / "account", authority[0].pair)
+    async with serve_api(authority[1]) as api, served(shown) as client:
+        async with loop(node_of(api, account), f"http://127.0.0.1:{client.port}"):
+            await until(lambda: api.condition(CONDITION).get("status") == "False")
+            asked = len(api.asked)
+            before = shown.reads
+            await until(lambda: shown.reads > before + 20)
+        assert asked == 2
+        assert [each[0] for each in api.asked] == ["GET", "PATCH"]
 
 
 @pytest.mark.parametrize("refusal", [401, 403, 500, 503])
-def test_a_refusal_is_tried_again(authority: tuple[Authority, Pair], tmp_path: Path, refusal: int) -> None:
+async def test_a_refusal_is_tried_again(
+    authority: tuple[Authority, Pair], tmp_path: Path, refusal: int
+) -> None:
     """An API server that refuses ends nothing: the mark comes when it allows it."""
-
-    async def scenario() -> None:
-        account = write_account(tmp_path / "account", authority[0].pair)
-        async with serve_api(authority[1]) as api, served(Shown(left())) as client:
-            api.refuse = refusal
-            async with loop(node_of(api, account), f"http://127.0.0.1:{client.port}"):
-                await until(lambda: api.refused > 5)
-                assert OURS not in api.taints
-                api.refuse = 0
-                await until(lambda: OURS in api.taints)
-
-    asyncio.run(scenario())
+    account = write_account(tmp_path / "account", authority[0].pair)
+    async with serve_api(authority[1]) as api, served(Shown(left())) as client:
+        api.refuse = refusal
+        async with loop(node_of(api, account), f"http://127.0.0.1:{client.port}"):
+            await until(lambda: api.refused > 5)
+            assert OURS not in api.taints
+            api.refuse = 0
+            await until(lambda: OURS in api.taints)
 
 
 def test_outside_a_pod_it_says_so(tmp_path: Path) -> None:
@@ -186,19 +174,6 @@ def test_outside_a_pod_it_says_so(tmp_path: Path) -> None:
         KubernetesNode(NODE, TAINT, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, tmp_path)
     with pytest.raises(StartupError, match="not a pod"):
         KubernetesNode(NODE, TAINT, {}, write_account(tmp_path, Authority(tmp_path).pair))
-
-
-def test_an_exporter_that_asks_for_a_password_is_not_clean() -> None:
-    """An answer of 401 is "cannot tell", and so is a page of something else."""
-
-    async def scenario() -> None:
-        async with served(Shown(clean())) as client:
-            url = f"http://127.0.0.1:{client.port}"
-            found = await ask_exporter(ExporterAddress(f"{url}/metrics"))
-            assert found.verdict == "cannot-tell"
-            assert (await ask_exporter(ExporterAddress(url))).verdict == "clean"
-
-    asyncio.run(scenario())
 
 
 BOMB = gzip.compress(bytes(2**26))
@@ -214,7 +189,7 @@ BOMB = gzip.compress(bytes(2**26))
     ],
     ids=["bomb", "bomb without a length", "without an end", "deep"],
 )
-def test_an_answer_has_a_measure(head: str, body: bytes, said: str) -> None:
+async def test_an_answer_has_a_measure(head: str, body: bytes, said: str) -> None:
     """Nothing is unpacked, and no more is read than an exporter sends."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -224,46 +199,40 @@ def test_an_answer_has_a_measure(head: str, body: bytes, said: str) -> None:
             await writer.drain()
         writer.close()
 
-    async def scenario() -> None:
-        async with await asyncio.start_server(answer, "127.0.0.1") as server:
-            port = server.sockets[0].getsockname()[1]
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            found = await ask_exporter(ExporterAddress(f"http://127.0.0.1:{port}"))
-            grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-        assert (found.verdict, said in found.message) == ("cannot-tell", True)
-        assert grown < 40 * 1024, "KiB"
-
-    asyncio.run(scenario())
+    async with await asyncio.start_server(answer, "127.0.0.1") as server:
+        port = server.sockets[0].getsockname()[1]
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        found = await ask_exporter(ExporterAddress(f"http://127.0.0.1:{port}"))
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert (found.verdict, said in found.message) == ("cannot-tell", True)
+    assert grown < 40 * 1024, "KiB"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost", "127.9.9.9"])
-def test_a_stranger_gets_no_password_and_marks_no_node(tmp_path: Path, host: str) -> None:
+async def test_a_stranger_gets_no_password_and_marks_no_node(tmp_path: Path, host: str) -> None:
     """Another user of the host who listens at the exporter's port is not asked anything."""
     require_root()
     (tmp_path / "username").write_text("prometheus")
     (tmp_path / "password").write_text("secret")
 
-    async def scenario() -> None:
-        heard: list[bytes] = []
+    heard: list[bytes] = []
 
-        async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            heard.append(await reader.read(4096))
-            writer.close()
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.read(4096))
+        writer.close()
 
-        bound = host.strip("[]") if host != "localhost" else "127.0.0.1"
-        os.seteuid(12345)  # the kernel takes a socket's user when it is made
-        try:
-            server = await asyncio.start_server(listen, bound)
-        finally:
-            os.seteuid(0)
-        async with server:
-            url = f"http://{host}:{server.sockets[0].getsockname()[1]}"
-            for folder in (tmp_path, None):
-                found = await ask_exporter(ExporterAddress(url, credentials=folder))
-                assert "a program of user 12345 listens" in found.message
-        assert heard == []
-
-    asyncio.run(scenario())
+    bound = host.strip("[]") if host != "localhost" else "127.0.0.1"
+    os.seteuid(12345)  # the kernel takes a socket's user when it is made
+    try:
+        server = await asyncio.start_server(listen, bound)
+    finally:
+        os.seteuid(0)
+    async with server:
+        url = f"http://{host}:{server.sockets[0].getsockname()[1]}"
+        for folder in (tmp_path, None):
+            found = await ask_exporter(ExporterAddress(url, credentials=folder))
+            assert "a program of user 12345 listens" in found.message
+    assert heard == []
 
 
 def test_a_password_crosses_no_network_in_the_clear(tmp_path: Path) -> None:
@@ -274,23 +243,19 @@ def test_a_password_crosses_no_network_in_the_clear(tmp_path: Path) -> None:
     assert "no password is sent" in found.message
 
 
-def test_it_reaches_an_exporter_with_tls_and_passwords(tmp_path: Path) -> None:
+async def test_it_reaches_an_exporter_with_tls_and_passwords(tmp_path: Path) -> None:
     """The folder of credentials lets it in: its authority, its name in the certificate, user and password."""
-
-    async def scenario() -> None:
-        authority = Authority(tmp_path)
-        pair = authority.sign("exporter", "DNS:vramledger")
-        tls = f"tls_server_config: {{cert_file: {pair.certificate}, key_file: {pair.key}}}\n"
-        folder = tmp_path / "credentials"
-        folder.mkdir()
-        (folder / "ca.crt").write_bytes(authority.pair.certificate.read_bytes())
-        async with serve_secured(tmp_path / "web.yml", USERS + tls, trusting(authority.pair)) as exporter:
-            address = ExporterAddress(f"https://127.0.0.1:{exporter.port}", "vramledger", folder)
-            assert "401" in (await ask_exporter(address)).message
-            (folder / "username").write_text(ALICE[0])
-            (folder / "password").write_text(f"{ALICE[1]}\n")
-            # It was let in: what it read is an old sample.
-            assert "not new" in (await ask_exporter(address)).message
-            assert "certificate" in (await ask_exporter(replace(address, server_name=None))).message
-
-    asyncio.run(scenario())
+    authority = Authority(tmp_path)
+    pair = authority.sign("exporter", "DNS:vramledger")
+    tls = f"tls_server_config: {{cert_file: {pair.certificate}, key_file: {pair.key}}}\n"
+    folder = tmp_path / "credentials"
+    folder.mkdir()
+    (folder / "ca.crt").write_bytes(authority.pair.certificate.read_bytes())
+    async with serve_secured(tmp_path / "web.yml", USERS + tls, trusting(authority.pair)) as exporter:
+        address = ExporterAddress(f"https://127.0.0.1:{exporter.port}", "vramledger", folder)
+        assert "401" in (await ask_exporter(address)).message
+        (folder / "username").write_text(ALICE[0])
+        (folder / "password").write_text(f"{ALICE[1]}\n")
+        # It was let in: what it read is an old sample.
+        assert "not new" in (await ask_exporter(address)).message
+        assert "certificate" in (await ask_exporter(replace(address, server_name=None))).message

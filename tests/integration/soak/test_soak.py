@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.soak import attacks, faults, replay
+from tests.lab.soak import attacks, faults
 from tests.support.requirements import require_root
 
 
@@ -27,14 +27,3 @@ def test_no_user_of_the_host_stops_it(tmp_path: Path) -> None:
     rows = list(attacks.run(tmp_path, seconds=1.0))
     assert [row for row in rows if not row.good] == []
     assert len(rows) > 10
-
-
-def test_a_recorded_time_is_counted_as_it_was(tmp_path: Path) -> None:
-    """On every page byte-seconds, idleness and the 15 minutes match the recording, after seconds."""
-    recording = tmp_path / "day.jsonl.gz"
-    truth = replay.record(recording, hours=0.3, seed=3)
-    found = replay.play(recording, truth, hours=0.3, speed=600, pause=0.1)
-    assert [row for row in found.rows() if row.good is False] == []
-    assert len(found.looks) > 3
-    assert found.steps == 2 * replay.HISTORY_STEPS
-    assert {word % 2 for states in truth.idle for word in states} == {0, 1}

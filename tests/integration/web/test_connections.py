@@ -19,7 +19,7 @@ from tests.support.builders import Shown
 from tests.support.certificates import Authority
 from tests.support.requirements import require_root
 from tests.support.secured import ALICE, USERS, header, serve_secured, trusting
-from tests.support.serving import HEALTH, LOOPBACK, Stream, client
+from tests.support.serving import HEALTH, LOOPBACK, Stream, client, connected
 from tests.support.waiting import PATIENCE
 from vramledger.config import ListenAddress
 from vramledger.web import connections
@@ -32,18 +32,9 @@ ENDLESS = 1 << 28
 """Bytes: far more than the kernel takes without us."""
 
 
-async def opened(stack: AsyncExitStack, port: int, data: bytes = b"", address: str = "127.0.0.1") -> Stream:
-    """Connect from an address, and send the beginning of something."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
-
-    async def close() -> None:
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
-
-    stack.push_async_callback(close)
-    writer.write(data)
-    return reader, writer
+async def opened(stack: AsyncExitStack, port: int, data: bytes = b"") -> Stream:
+    """Connect until the stack is left, and send the beginning of something."""
+    return await stack.enter_async_context(connected(port, data))
 
 
 async def status(reader: asyncio.StreamReader) -> int:

@@ -132,15 +132,6 @@ async def test_ready_is_the_end_of_the_first_sample() -> None:
         assert (await client.ask("/-/ready")).status == 200
 
 
-async def test_a_scrape_shows_the_newest_snapshot() -> None:
-    """A snapshot that is published between two scrapes is in the second."""
-    shown = Shown(crowd(1, 2))
-    async with served(shown) as client:
-        assert "\nvramledger_up 1.0\n" in (await client.ask("/metrics")).text
-        shown.snapshot = replace(failed(), serial=2)
-        assert "\nvramledger_up 0.0\n" in (await client.ask("/metrics")).text
-
-
 async def test_other_paths_are_404_in_one_line() -> None:
     """Other paths do not exist, and the answer says where the metrics are."""
     async with served(Shown(), replace(LOOPBACK, telemetry_path="/gpu/metrics")) as client:

@@ -4,7 +4,6 @@ Not a test: times depend on the machine and on what else it does, so the load is
 """
 
 import argparse
-import json
 import os
 import platform
 import signal
@@ -14,19 +13,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.lab.bench import agents, beside, crowd, inside, owners, page, parts, sample, start
+from tests.lab.bench import agents, beside, crowd, inside, owners, page, sample, start
 from tests.lab.bench.scene import scene
-from tests.lab.bench.table import Row, markdown, plain
+from tests.lab.bench.table import Row, markdown
 
 
-def _rows(directory: Path, *, quick: bool, owners_only: bool) -> Iterator[Row]:
+def _rows(directory: Path, *, quick: bool) -> Iterator[Row]:
     with scene(directory, 8, 64) as full:
-        if owners_only:
-            yield from owners.measure(full, seconds=10 if quick else 30)
-            return
         yield from beside.measure(full, turns=1 if quick else 2, seconds=5 if quick else 13)
         yield from start.measure(full, times=1 if quick else 5)
-        yield from parts.measure(full)
         yield from page.measure(full, turns=1 if quick else 3, seconds=6 if quick else 10)
         yield from owners.measure(full, seconds=10 if quick else 30)
         yield from crowd.measure(full, turns=1 if quick else 2, seconds=3 if quick else 9)
@@ -49,14 +44,12 @@ def main() -> int:
     """Measure the requested parts; return the exit status."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="less than a minute, and less exact")
-    parser.add_argument("--owners", action="store_true", help="only what owners and reservations cost")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything that we started ends with us
     before, begun = _load(), time.monotonic()
     rows = []
     with tempfile.TemporaryDirectory(prefix="vramledger-bench-") as directory:
-        for row in _rows(Path(directory), quick=args.quick, owners_only=args.owners):
+        for row in _rows(Path(directory), quick=args.quick):
             print(f"{row.at}: {row.what}", file=sys.stderr, flush=True)
             rows.append(row)
     print("\n".join(markdown(rows)))
@@ -64,8 +57,6 @@ def main() -> int:
         f"\n{os.cpu_count()} CPUs, Python {platform.python_version()}, Linux {platform.release()}; "
         f"load before {before}, after {_load()}; {time.monotonic() - begun:.0f} s."
     )
-    if args.json is not None:
-        args.json.write_text(json.dumps(plain(rows), indent=1) + "\n", encoding="utf-8")
     return 1 if any(row.met is False for row in rows) else 0
 
 

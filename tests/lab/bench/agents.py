@@ -1,7 +1,6 @@
-"""What do 64 agents, each a process that reports once a second, cost the exporter, and reading a report?"""
+"""What do 64 agents, each a process that reports once a second, cost the exporter?"""
 
 import itertools
-import json
 import statistics
 import tempfile
 import threading
@@ -12,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab.bench import cost
-from tests.lab.bench.programs import Page, Program, running
+from tests.lab.bench.programs import running
 from tests.lab.bench.scene import Scene
 from tests.lab.bench.table import Row
 from tests.support.agent_client import report
 from tests.support.players.stage import PlayerError, Stage
-from vramledger.model.agent_report import parse, read_report
 
 AGENTS = 64
 GPUS = 8
@@ -25,15 +23,15 @@ _MOST = 0.05  # of a core, for reading, joining and writing 1,400 more series a 
 _WARM_UP = 3.0
 
 
-def message(sequence: int, *ordinals: int) -> dict[str, Any]:
-    """Write a report of PyTorch on these devices, with every possible field."""
+def message(sequence: int, ordinal: int) -> dict[str, Any]:
+    """Write a report of PyTorch on a device, with every possible field."""
     figures = dict.fromkeys(
         "reserved allocated active requested inactive_split reserved_peak allocated_peak reclaimable".split()
         + "largest_free_block private_pools alloc_retries ooms allocations".split(),
         2**28 + sequence,
     )
     categories = dict.fromkeys(("parameters", "gradients", "optimizer", "activations"), 2**26)
-    devices = [{"ordinal": ordinal, **figures, "categories": categories} for ordinal in ordinals]
+    devices = [{"ordinal": ordinal, **figures, "categories": categories}]
     torch = {"supported": True, "allocator": "native", "devices": devices}
     return report(
         sequence,
@@ -75,32 +73,18 @@ def reporters(path: Path, count: int) -> Iterator[list[int]]:
             thread.join()
 
 
-def measure(scene: Scene, *, turns: int, seconds: int, agents: int = AGENTS) -> Iterator[Row]:
-    """Yield what agents add to the exporter's CPU time, memory and scrapes, against none."""
+def measure(scene: Scene, *, turns: int, seconds: int) -> Iterator[Row]:
+    """Yield what agents add to the exporter's CPU time."""
     with tempfile.TemporaryDirectory(prefix="agents-") as directory:
         path = Path(directory, "agent.sock")
-        with reporters(path, agents) as pids:
+        with reporters(path, AGENTS) as pids:
             _list(scene, pids)
             quiet, busy = [], []
             for _ in range(turns):
                 quiet.append(_exporter(scene, seconds, "--no-collector.agent"))
                 busy.append(_exporter(scene, seconds, f"--agent.socket={path}"))
-    at = f"{scene.name}, {agents} agents"
-    share, taken = (
-        statistics.mean(each[pick] for each in busy) - statistics.mean(each[pick] for each in quiet)
-        for pick in (0, 1)
-    )
-    yield Row(at, "CPU, beyond that without", share, unit="CPU", bar=_MOST)
-    yield Row(at, "memory, beyond", taken, unit="B")
-    scrapes = statistics.median(each[2] for each in busy), statistics.median(each[2] for each in quiet)
-    yield Row(at, "a scrape", *scrapes, "s", None, "without agents")
-    yield Row(at, "series", busy[-1][3], busy[-1][3] - busy[-1][4], "", None, "without agents'")
-    data = json.dumps(message(1, *range(GPUS))).encode()
-    begun = time.perf_counter()
-    for _ in range(200):
-        read_report(parse(data))
-    yield Row(at, "reading a report of 8 GPUs", (time.perf_counter() - begun) / 200, unit="s")
-    yield Row(at, "that report", len(data), unit="B")
+    share = statistics.mean(busy) - statistics.mean(quiet)
+    yield Row(f"{scene.name}, {AGENTS} agents", "CPU, beyond that without", share, unit="CPU", bar=_MOST)
 
 
 def _list(scene: Scene, pids: list[int]) -> None:
@@ -109,19 +93,12 @@ def _list(scene: Scene, pids: list[int]) -> None:
         scene.standin.device(index).set_processes([(pid, 2**29) for pid in pids[index :: scene.devices]])
 
 
-def _exporter(scene: Scene, seconds: int, *flags: str) -> tuple[float, float, float, int, int]:
-    """Return CPU share, memory, seconds of a scrape, series, and the agents' series of an exporter."""
+def _exporter(scene: Scene, seconds: int, *flags: str) -> float:
+    """Return the CPU share of an exporter that is scraped once a second."""
     with running(scene, "ours", *flags) as program:
         time.sleep(_WARM_UP)
         with cost.cpu_share(program.pid) as shares:
-            pages = [_page_a_second(program) for _ in range(seconds)]
-        page = pages[-1]
-        lines = [line for line in page.text.splitlines() if not line.startswith("#")]
-        theirs = sum(1 for line in lines if line.startswith(("vramledger_torch_", "vramledger_agent_")))
-        taken = float(cost.memory(program.pid).rss)
-        return shares[0], taken, statistics.median(each.seconds for each in pages), page.series, theirs
-
-
-def _page_a_second(program: Program) -> Page:
-    time.sleep(1)
-    return program.scrape()
+            for _ in range(seconds):
+                time.sleep(1)
+                program.scrape()
+        return shares[0]

@@ -56,24 +56,14 @@ def measure(scene: Scene, *, turns: int, seconds: int) -> Iterator[Row]:
     ours, peer = figures["ours"], figures["peer"]
     if ours.page is None or peer.page is None:
         return
-    at, count = scene.name, len(ours.seconds)
+    at = scene.name
     judged = at == "8x64"
     cpu_most, scrape_most = (_CPU_MOST, _SCRAPE_MOST) if judged else (None, None)
     yield Row(at, "CPU", statistics.median(ours.cpu), statistics.median(peer.cpu), "CPU", cpu_most)
     medians = statistics.median(ours.seconds), statistics.median(peer.seconds)
-    yield Row(at, f"scrape, median of {count}", *medians, "s", scrape_most)
-    yield Row(at, f"scrape, p99 of {count}", _p99(ours.seconds), _p99(peer.seconds), "s")
+    yield Row(at, f"scrape, median of {len(ours.seconds)}", *medians, "s", scrape_most)
     yield Row(at, "series", ours.page.series, peer.page.series)
-    yield Row(at, "page", len(ours.page.text.encode()), len(peer.page.text.encode()), "B")
-    yield Row(at, "page on the wire", ours.page.wire, peer.page.wire, "B")
     rss = max(each.rss for each in ours.memory)
     if judged:  # its limit is absolute
         yield Row(at, "RSS of all our processes", rss, unit="B", bar=_MEMORY_MOST)
     yield Row(at, "RSS", rss, max(each.rss for each in peer.memory), "B")
-    pss = [[each.pss for each in program.memory if each.pss is not None] for program in (ours, peer)]
-    if all(pss):
-        yield Row(at, "PSS (shared pages counted once)", max(pss[0]), max(pss[1]), "B")
-
-
-def _p99(values: list[float]) -> float:
-    return statistics.quantiles(values, n=100, method="inclusive")[98] if len(values) > 1 else values[0]

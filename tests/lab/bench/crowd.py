@@ -3,18 +3,14 @@
 It is measured without the crowd, with it, and the same in reverse, so that a drift of the machine cancels.
 """
 
-import os
 import statistics
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from tests.lab.bench import cost
 from tests.lab.bench.programs import running
 from tests.lab.bench.scene import Scene, sleepers
 from tests.lab.bench.table import Row
-from vramledger.readers.hosts.hidden_holders import BUDGET, HiddenSearch
-from vramledger.readers.hosts.host import Host
 
 CROWD = 5000
 _MOST = 0.01  # of a core
@@ -29,24 +25,12 @@ def _cpu(scene: Scene, seconds: int) -> float:
         return share[0]
 
 
-def _round() -> float:
-    """Return the seconds of a search through all processes without a limit."""
-    search = HiddenSearch(Host(Path("/proc"), Path("/")), {os.getpid()})
-    begun = time.process_time()
-    while not search.complete:
-        search.search((), float("inf"))
-    return time.process_time() - begun
-
-
-def measure(scene: Scene, *, turns: int, seconds: int, crowd: int = CROWD) -> Iterator[Row]:
-    """Yield what the crowd adds to our CPU time, and the time of a round of the search with it."""
+def measure(scene: Scene, *, turns: int, seconds: int) -> Iterator[Row]:
+    """Yield what the crowd adds to our CPU time."""
     without = [_cpu(scene, seconds)]
-    with sleepers(crowd):
+    with sleepers(CROWD):
         within = [_cpu(scene, seconds) for _ in range(turns)]
-        whole = _round()
     without += [_cpu(scene, seconds) for _ in range(turns - 1)]
     extra = statistics.mean(within) - statistics.mean(without)
-    at = f"{scene.name}, {crowd:,} others"
+    at = f"{scene.name}, {CROWD:,} others"
     yield Row(at, "CPU, beyond that without other processes", extra, unit="CPU", bar=_MOST)
-    yield Row(at, "a search of all processes, CPU", whole, unit="s")
-    yield Row(at, f"a search at {BUDGET * 1e3:g} ms a second", whole / BUDGET, unit="s")

@@ -1,4 +1,4 @@
-"""What do names cost: a holder once, and a settled host with every sample, of 512 pods, the dearest kind?
+"""What do names cost a settled host with every sample, of 512 pods, the dearest kind?
 
 The CPU time is that of the thread that does it over 100 samples, beside that of the real sampler.
 """
@@ -28,17 +28,12 @@ _SAMPLES = 100
 
 
 def measure(on: Scene, *, seconds: int) -> Iterator[Row]:
-    """Yield the costs; the sum of all that is added to a sample has the limit."""
+    """Yield the cost of all that is added to a sample."""
     holders = on.devices * on.holders
     sample = _sampler(on, seconds)
     with sleepers(holders) as pids, TemporaryDirectory(prefix="v") as directory:
         root = Path(directory)
-        once, steady = _owners(root, pids)
-        scheduled = _schedulers(root, pids)
-    both = steady + scheduled
-    yield Row(on.name, "facts and owner of a holder, once, CPU", once, unit="s")
-    yield Row(on.name, "owners, CPU a sample", steady, sample, "s", None, "the whole sample")
-    yield Row(on.name, "reservations, CPU a sample", scheduled, sample, "s", None, "the whole sample")
+        both = _owners(root, pids) + _schedulers(root, pids)
     yield Row(on.name, "owners and reservations, CPU a sample", both, sample, "s", _MOST, "the sample")
 
 
@@ -65,16 +60,14 @@ class _InPods(Host):
         return self.told.get(pid) if super().cgroup(pid) is not None else None
 
 
-def _owners(root: Path, pids: list[int]) -> tuple[float, float]:
-    """Return the CPU seconds of a holder's first check, and those that owners add to a later sample."""
+def _owners(root: Path, pids: list[int]) -> float:
+    """Return the CPU seconds that owners add to a later sample."""
     now = 0.0
     host = _InPods(root)
     reader = OwnerReader(host, root, clock=lambda: now)
     rows = [row for pid in pids if (row := host.row(pid)) is not None]
     facts = [_in_a_pod(root, number, host.facts(row), row) for number, row in enumerate(rows)]
     host.told = {each.pid: each.cgroup or () for each in facts}
-    first = _cpu(lambda: [host.facts(row) for row in rows]) / len(rows)
-    first += _cpu(lambda: [reader._resolve(each) for each in facts]) / len(facts)  # noqa: SLF001 the thread's part
     reader.add_owners(facts, 60.0)
     spent = 0.0
     for _ in range(_SAMPLES):
@@ -83,7 +76,7 @@ def _owners(root: Path, pids: list[int]) -> tuple[float, float]:
         spent += _cpu(lambda: reader.check_owners(rows))
         if now % CHECK_INTERVAL == 0:
             spent += _cpu(lambda: reader._check(dict(reader._holders)))  # noqa: SLF001 as the thread does it
-    return first, spent / _SAMPLES
+    return spent / _SAMPLES
 
 
 def _in_a_pod(root: Path, number: int, facts: ProcessFacts | None, row: ProcessRow) -> ProcessFacts:

@@ -93,18 +93,17 @@ def _payload(port: int) -> int:
     return size + sum(_wire(port, f"/{each}")[0] for each in files) + _event(port)
 
 
-async def _look(address: str, port: int, holders: int, seconds: int) -> tuple[float, float, list[float]]:
-    """Return seconds to the first paint and to the whole table, and of scripting of each update."""
+async def _look(address: str, port: int, holders: int, seconds: int) -> tuple[float, list[float]]:
+    """Return seconds to the first paint, and of scripting of each update."""
     async with tab(address) as page:
         await page.size(1440, 900)
         await page.go(f"http://127.0.0.1:{port}/")
         await page.until(f"document.querySelectorAll('#rows tr').length === {holders}")
-        whole = await page.run("(d => d.startTime + d.duration)(performance.getEntriesByName('draw')[0])")
         paint = await page.run("performance.getEntriesByName('first-contentful-paint')[0].startTime")
         await page.run("performance.clearMeasures()")
         await asyncio.sleep(seconds)
         updates = await page.run("performance.getEntriesByName('draw').map(e => e.duration)")
-        return paint / 1000, whole / 1000, [each / 1000 for each in updates]
+        return paint / 1000, [each / 1000 for each in updates]
 
 
 def measure(scene: Scene, *, turns: int, seconds: int) -> Iterator[Row]:
@@ -117,14 +116,11 @@ def measure(scene: Scene, *, turns: int, seconds: int) -> Iterator[Row]:
             with chromium(Path(found)) as address:
                 look = partial(_look, address, program.port, holders, seconds)
                 looks = [asyncio.run(look()) for _ in range(turns + 1)][1:]
-            updates = [each for _, _, taken in looks for each in taken]
-            paint = statistics.median(each for each, _, _ in looks)
-            whole = statistics.median(each for _, each, _ in looks)
+            updates = [each for _, taken in looks for each in taken]
+            paint = statistics.median(each for each, _ in looks)
             yield Row(at, "page: first paint", paint, unit="s", bar=_PAINT)
-            yield Row(at, "page: all holders in the table", whole, unit="s")
-            scripting, median = "page: scripting of an update", statistics.median(updates)
-            yield Row(at, f"{scripting}, median of {len(updates)}", median, unit="s", bar=_UPDATE)
-            yield Row(at, f"{scripting}, longest", max(updates), unit="s")
+            what = f"page: scripting of an update, median of {len(updates)}"
+            yield Row(at, what, statistics.median(updates), unit="s", bar=_UPDATE)
         yield Row(at, "page: all that it loads, on the wire", _payload(program.port), unit="B", bar=_PAYLOAD)
         none = _cpu(program, 0, seconds)
         pairs = [(_cpu(program, 1, seconds), _cpu(program, VIEWERS, seconds)) for _ in range(turns)]

@@ -27,10 +27,9 @@ _START_DEADLINE = 30.0
 
 @dataclass(frozen=True)
 class Page:
-    """One scrape: seconds from the request to the last byte, bytes on the wire, and the text."""
+    """One scrape: seconds from the request to the last byte, and the text."""
 
     seconds: float
-    wire: int
     text: str
 
     @property
@@ -61,7 +60,7 @@ class Program:
         body = answer.read()
         seconds = time.perf_counter() - begun
         text = gzip.decompress(body) if answer.headers["Content-Encoding"] == "gzip" else body
-        return Page(seconds, len(body), text.decode())
+        return Page(seconds, text.decode())
 
     def _ask(self) -> http.client.HTTPResponse:
         self.connection.request("GET", "/metrics", headers=_HEADERS)

@@ -1,4 +1,4 @@
-"""Does a sample of eight GPUs take about as long as its slowest GPU, and as a GPU alone?
+"""Does a sample of eight GPUs take about as long as its slowest GPU?
 
 What NVML takes is judged, and the whole sample where 8 holders a GPU are read in /proc; of 64 it is shown.
 """
@@ -56,14 +56,10 @@ def _median(found: list[Reading]) -> tuple[float, float, float]:
 
 
 def measure(directory: Path, *, devices: int, holders: int, samples: int) -> Iterator[Row]:
-    """Yield how long samples take, compared with their slowest GPU and with one that is alone."""
+    """Yield how long samples take, compared with their slowest GPU."""
     with scene(directory, devices, holders) as many:
         at = many.name
         whole, nvml, slowest = _median(readings(many, samples))
-    with scene(directory, 1, holders) as one:
-        _, _, alone = _median(readings(one, samples))
-    same, single = "its slowest GPU", "a GPU alone"
+    same = "its slowest GPU"
     yield Row(at, "NVML part of a sample", nvml, slowest, "s", _MOST, same)
     yield Row(at, "sample with /proc", whole, slowest, "s", _MOST if holders == 8 else None, same)
-    yield Row(at, "NVML part of a sample", nvml, alone, "s", None, single)
-    yield Row(at, "sample with /proc", whole, alone, "s", None, single)

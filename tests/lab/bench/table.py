@@ -1,7 +1,7 @@
-"""The figures as a table for people and as JSON for programs, and whether a limit was exceeded."""
+"""The figures as a table, and whether a limit was exceeded."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,3 @@ def markdown(rows: Iterable[Row]) -> Iterator[str]:
         verdict = {None: "", True: "met", False: "**missed**"}[row.met]
         cells = (row.at, row.what, _shown(row.ours, row.unit), other, ratio, bar, verdict)
         yield f"| {' | '.join(cells)} |"
-
-
-def plain(rows: Iterable[Row]) -> list[dict[str, object]]:
-    """Return the rows as JSON has them: seconds, bytes, CPU seconds a second."""
-    return [{**asdict(row), "ratio": row.ratio, "met": row.met} for row in rows]

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from tests.lab.bench import cost
-from tests.lab.bench.programs import Program, running
+from tests.lab.bench.programs import Page, Program, running
 from tests.lab.bench.scene import ROOT, Scene, sleepers
 from tests.support.standin.library import StandIn, build
 from vramledger_agent.commands.run import STARTUP
@@ -49,49 +49,25 @@ while True:
 """
 
 
-def used(pid: int) -> dict[str, float]:
-    """Return the CPU seconds of a process and its children by pid, to the nanosecond.
-
-    These are Linux's CPU clocks of other processes (``clock_getcpuclockid``), with threads that have ended.
-    """
-    return {str(each): time.clock_gettime((~each << 3) | 2) for each in cost.family(pid)}
-
-
 def window(programs: dict[str, Program], seconds: float, interval: float) -> dict[str, Any]:
     """Scrape all at the same interval for some seconds; return what each has cost."""
-    begun = time.monotonic()
-    before = {name: used(each.pid) for name, each in programs.items()}
-    whole = {name: cost.cpu_seconds(each.pid) for name, each in programs.items()}
-    scrapes: dict[str, list[float]] = {name: [] for name in programs}
-    series = {}
-    number = 0
-    while True:
-        number += 1
-        due = begun + (number - 0.5) * interval
-        if due > begun + seconds:
-            break
-        time.sleep(max(0.0, due - time.monotonic()))
-        for name, each in programs.items():
-            page = each.scrape()
-            scrapes[name].append(page.seconds)
-            series[name] = page.series
-    time.sleep(max(0.0, begun + seconds - time.monotonic()))
-    took = time.monotonic() - begun
-    told: dict[str, Any] = {"seconds": took, "interval": interval}
+    pages: dict[str, list[Page]] = {name: [] for name in programs}
+    with ExitStack() as stack:
+        shares = {name: stack.enter_context(cost.cpu_share(each.pid)) for name, each in programs.items()}
+        begun, number = time.monotonic(), 0.5
+        while number * interval <= seconds:
+            time.sleep(max(0.0, begun + number * interval - time.monotonic()))
+            for name, each in programs.items():
+                pages[name].append(each.scrape())
+            number += 1
+        time.sleep(max(0.0, begun + seconds - time.monotonic()))
+    told: dict[str, Any] = {"seconds": seconds, "interval": interval}
     for name, each in programs.items():
-        after = used(each.pid)
-        by_process = {}
-        for pid, now in after.items():
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()[-70:]
-            by_process[command] = 1000 * (now - before[name].get(pid, 0.0)) / took
-        memory = cost.memory(each.pid)
+        memory, taken = cost.memory(each.pid), [page.seconds for page in pages[name]]
         told[name] = {
-            "ms_per_second": sum(by_process.values()),
-            "ms_per_second_by_ticks": 1000 * (cost.cpu_seconds(each.pid) - whole[name]) / took,
-            "by_process": by_process, "scrape_median_ms": 1000 * statistics.median(scrapes[name]),
-            "scrape_most_ms": 1000 * max(scrapes[name]), "scrapes": len(scrapes[name]),
-            "series": series[name], "rss_mib": memory.rss / MIB,
-            "pss_mib": None if memory.pss is None else memory.pss / MIB,
+            "ms_per_second": 1000 * shares[name][0], "scrape_median_ms": 1000 * statistics.median(taken),
+            "scrape_most_ms": 1000 * max(taken), "scrapes": len(taken), "series": pages[name][-1].series,
+            "rss_mib": memory.rss / MIB, "pss_mib": None if memory.pss is None else memory.pss / MIB,
         }  # fmt: skip
     return told
 

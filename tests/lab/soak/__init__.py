@@ -1,1 +1,1 @@
-"""The effects of months, and of everything that can go wrong, on an exporter: seeded, of any length."""
+"""The effects of everything that can go wrong on an exporter: seeded, of any length."""

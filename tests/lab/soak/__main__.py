@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.lab.soak import attacks, faults, replay
+from tests.lab.soak import attacks, faults
 from tests.lab.soak.table import markdown
 
 
@@ -20,18 +20,13 @@ def main() -> int:
     wrong.add_argument("--faults", type=int, default=10_000_000)
     strangers = parts.add_parser("attacks", help="what other users of the host do to it, a kind at a time")
     strangers.add_argument("--seconds", type=float, default=20.0)
-    played = parts.add_parser("replay", help="a recorded day in minutes, against an integration of our own")
-    played.add_argument("--hours", type=float, default=24.0)
-    played.add_argument("--speed", type=float, default=240.0, help="recorded seconds a second (default 240)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="soak-") as directory:
         place = Path(directory)
         if args.part == "faults":
             rows = list(faults.inject(place, faults=args.faults, seed=args.seed).rows())
-        elif args.part == "attacks":
-            rows = list(attacks.run(place, seconds=args.seconds))
         else:
-            rows = list(replay.run(place, hours=args.hours, speed=args.speed, seed=args.seed).rows())
+            rows = list(attacks.run(place, seconds=args.seconds))
     print(*markdown(rows), sep="\n")
     return int(any(row.good is False for row in rows))
 

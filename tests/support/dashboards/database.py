@@ -5,10 +5,8 @@ as a scrape leaves them. What the rules record and which alerts fire comes from 
 by ``promtool test rules`` over the same samples: a server evaluates rules only as time passes.
 """
 
-import json
 import re
 import struct
-import subprocess
 import urllib.request
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +19,7 @@ from typing import Any
 
 from tests.support.dashboards.nodes import NOW, SCRAPE, Page
 from tests.support.faults import rules
-from tests.support.faults.evaluation import promtool_environment
+from tests.support.faults.evaluation import Manager, answers
 from tests.support.fleet.engines import Engine, running
 from tests.support.host.model import EPOCH
 from tests.support.host.series import Trace
@@ -32,7 +30,6 @@ STEP = 60.0
 """Seconds between two evaluations of the rules."""
 
 _ALERTS = ("ALERTS", "ALERTS_FOR_STATE")
-_TIME = re.compile(r"^    expr: .*, time: ([0-9a-z.]+),$")
 _SAMPLE = re.compile(r'\{__name__="([^"]+)"((?:, \w+="(?:[^"\\]|\\.)*")*)\} ([^,\s"]+)')
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 STALE = struct.pack("<Q", 0x7FF0000000000002)
@@ -122,40 +119,19 @@ def _evaluate_rules(
 
     Two thirds of promtool's time went into printing results, and half of these were due later.
     """
-    paths = rules.files()
-    groups = rules.evaluated(paths, rules.groups(paths), everything=True)
-    loaded = scratch / "evaluated.rules.json"
-    loaded.write_text(json.dumps({"groups": groups}), encoding="utf-8")
-    head = {
-        "rule_files": [str(loaded)],
-        "group_eval_order": [group["name"] for group in groups],
-        "evaluation_interval": f"{STEP:.0f}s",
-    }
-    inputs = [
-        {"series": series, "values": values}
+    series = (
+        (name, values)
         for trace in traces
-        for series, values in trace.series()
-        if series.startswith(("vramledger_", "up"))
-    ]
-    steps = [EPOCH + number * STEP for number in range(1, int((NOW - EPOCH) / STEP) + 1)]
-    asked = []
-    for at in steps:
+        for name, values in trace.series()
+        if name.startswith(("vramledger_", "up"))
+    )
+    queries = []
+    for at in range(round(EPOCH + STEP), int(NOW) + 1, round(STEP)):
         names = sorted(name for interval, each in due.items() if at % interval == 0 for name in each)
-        asked.append({"expr": f'{{__name__=~"{"|".join(names)}"}}', "eval_time": f"{at:.0f}s"})
-    test = {"interval": f"{SCRAPE:.0f}s", "input_series": inputs, "promql_expr_test": asked}
-    path = scratch / "recorded.test.yml"
-    path.write_text(json.dumps({**head, "tests": [test]}), encoding="utf-8")  # JSON is YAML, and fast
-    command = ["promtool", "test", "rules", str(path)]
-    done = subprocess.run(command, env=promtool_environment(), capture_output=True, text=True, check=False)
-    said = done.stdout + done.stderr
-    assert "FAILED" in said, f"promtool could not evaluate the rules: {said[-2000:]}"
-    at = 0.0
-    for line in said.splitlines():
-        if found := _TIME.match(line):
-            at = parse_duration(found[1])
-        elif line.lstrip().startswith("got:"):
-            found_here = _SAMPLE.findall(line)
-            yield at, {_parse_labels(name, labels): float(value) for name, labels, value in found_here}
+        queries.append((f'{{__name__=~"{"|".join(names)}"}}', at))
+    manager = Manager(STEP, scrape=SCRAPE, everything=True)
+    for moment, line in answers(queries, series, scratch, manager):
+        yield moment, {_parse_labels(*found): float(value) for *found, value in _SAMPLE.findall(line)}
 
 
 def intervals() -> dict[str, float]:

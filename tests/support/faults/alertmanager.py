@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.fleet import engines
 from tests.support.ports import free_port
 from tests.support.requirements import do_without, require_namespaces, require_version
-from tests.support.waiting import wait_until
 
 _TEMPLATES = Path("/usr/share/prometheus/alertmanager")
 _MOUNT = (
@@ -48,14 +47,8 @@ def running(version: str, folder: Path, config: str) -> Iterator[str]:
         f"--config.file={folder}/alertmanager.yml", f"--storage.path={folder}/data",
         "--cluster.listen-address=", f"--web.listen-address=127.0.0.1:{port}",
     ]  # fmt: skip
-    begun = [*command(version), *arguments]
-    url = f"http://127.0.0.1:{port}"
-    with (folder / "log").open("wb") as log, subprocess.Popen(begun, stdout=log, stderr=log) as process:
-        try:
-            wait_until(lambda: request(f"{url}/-/ready") is not None, "Alertmanager is ready", patience=60)
-            yield url
-        finally:
-            process.terminate()
+    with engines.running([*command(version), *arguments], folder, f"http://127.0.0.1:{port}") as engine:
+        yield engine.url
 
 
 def request(url: str, body: object = None) -> bytes | None:

@@ -159,11 +159,6 @@ def alert_table(verdict: Verdict, runs: Sequence[Run]) -> str:
     return "\n".join([*_alerts(verdict), "", *_summary(verdict, runs)]) + "\n"
 
 
-def scenario_table(runs: Sequence[Run]) -> str:
-    """Return the table of the scenarios, as Markdown."""
-    return "\n".join(_scenarios(runs)) + "\n"
-
-
 def _alerts(verdict: Verdict) -> Iterator[str]:
     yield "| alert | found | time to detect: median | longest |"
     yield "|---|---|---|---|"
@@ -180,31 +175,6 @@ def _alerts(verdict: Verdict) -> Iterator[str]:
     unplanted = [name for name, score in sorted(verdict.scores.items()) if not score.planted]
     if unplanted:
         yield f"\n{UNPLANTED}{', '.join(unplanted)}."
-
-
-def _scenarios(runs: Sequence[Run]) -> Iterator[str]:
-    yield "| scenario | must raise | variations | found | time from its onset: median | longest |"
-    yield "|---|---|---|---|---|---|"
-    for name, scenario in SCENARIOS.items():
-        mine = [run for run in runs if run.scenario == name]
-        if not mine:
-            continue
-        if scenario.healthy:
-            yield f"| {name} | nothing | {len(mine)} | {_loud(mine)} false | - | - |"
-            continue
-        found = [
-            [_found(run, alert) for alert in scenario.expects]
-            for run in mine
-            if not any(_late(scenario, run, alert, _found(run, alert)) for alert in scenario.expects)
-        ]
-        times = [
-            max(each - (run.onset or 0) for each in begun if each is not None)
-            for run, begun in ((run, [_found(run, alert) for alert in scenario.expects]) for run in mine)
-            if None not in begun
-        ]
-        spans = [_span(median(times)), _span(max(times))] if times else ["-", "-"]
-        cells = [name, ", ".join(scenario.expects), str(len(mine)), str(len(found)), *spans]
-        yield f"| {' | '.join(cells)} |"
 
 
 def _summary(verdict: Verdict, runs: Sequence[Run]) -> Iterator[str]:

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,8 +85,25 @@ def ask(
 ) -> Samples:
     """Return at which of some times a query for ``ALERTS`` finds any, by their labels.
 
-    Times are Unix seconds, multiples of the manager's step. A series has a value a scrape from time 0
-    on, in promtool's notation. What promtool does not take is an :class:`EvaluationError`.
+    Times are Unix seconds, multiples of the manager's step.
+    """
+    seen: Samples = {}
+    for at, answer in answers(((query, at) for at in times), series, scratch, manager):
+        for labels in _ALERT.findall(answer):
+            seen.setdefault(tuple(_LABEL.findall(labels)), []).append(at)
+    return seen
+
+
+def answers(
+    queries: Iterable[tuple[str, int]],
+    series: Iterable[tuple[str, str]],
+    scratch: Path,
+    manager: Manager,
+) -> Iterator[tuple[float, str]]:
+    """Yield what promtool finds for queries, each with its time, as the time and the line of its complaint.
+
+    A series has a value a scrape from time 0 on, in promtool's notation. What promtool does not take is an
+    :class:`EvaluationError`.
     """
     path, paths = scratch / "simulated.test.yml", rules.files(manager.home)
     order = [*manager.order] or rules.groups(paths)
@@ -102,31 +119,23 @@ def ask(
             f"  - series: {_quoted(name)}\n    values: {_quoted(values)}\n" for name, values in series
         )
         file.write("  promql_expr_test:\n")
-        file.writelines(f"  - expr: {_quoted(query)}\n    eval_time: {at}s\n" for at in times)
+        file.writelines(f"  - expr: {_quoted(query)}\n    eval_time: {at}s\n" for query, at in queries)
     command = [manager.promtool, "test", "rules", path]
     done = subprocess.run(command, env=promtool_environment(), capture_output=True, text=True, check=False)
     said = done.stdout + done.stderr
     if done.returncode and ("error" in done.stderr or "FAILED" not in said or _RULE_ERROR.search(said)):
         raise EvaluationError(said[-3000:])
-    return _seen(said.splitlines())
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
-def _seen(lines: Iterable[str]) -> Samples:
-    """Return the answers in promtool's complaints."""
-    seen: Samples = {}
     at = 0.0
-    for line in lines:
+    for line in said.splitlines():
         if found := _TIME.match(line):
             weeks, _, rest = found[1].rpartition("w")
             at = int(weeks or 0) * 604800 + (parse_duration(rest) if rest not in {"", "0s"} else 0.0)
         elif line.lstrip().startswith("got:"):
-            for labels in _ALERT.findall(line):
-                seen.setdefault(tuple(_LABEL.findall(labels)), []).append(at)
-    return seen
+            yield at, line
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
 
 
 def _firings(seen: Samples, step: float) -> list[Firing]:

@@ -273,23 +273,6 @@ async def test_a_renewed_certificate_is_served(file: Path, tmp_path: Path) -> No
         await until_answered(renewed.ask, lambda answer: loaded(answer) == 1)
 
 
-async def test_a_changed_file_holds_at_once(file: Path) -> None:
-    """An added user is allowed and a removed one is not, also on a connection that is open."""
-    bob = ("bob", "wonder")
-    async with serve_secured(file, USERS) as exporter, aiohttp.ClientSession(headers=header(ALICE)) as kept:
-        url = f"http://127.0.0.1:{exporter.port}/-/healthy"
-        async with kept.get(url) as answer:
-            assert answer.status == 200
-        write_config(file, f"basic_auth_users:\n  bob: {HASH}\n")
-
-        async def out() -> bool:
-            async with kept.get(url) as answer:
-                return answer.status == 401
-
-        await until(out)
-        assert (await exporter.ask(auth=bob)).status == 200
-
-
 async def test_other_users_end_the_streams(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An open stream ends when the permissions change, and with no other change."""
     monkeypatch.setattr(page_stream, "HEARTBEAT", 0.05)

@@ -89,13 +89,6 @@ def test_a_suite_without_http2_is_taken_without_http2(tmp_path: Path) -> None:
         read(tmp_path, suites)
 
 
-def test_a_certificate_may_stand_in_the_file(tmp_path: Path) -> None:
-    """With cert and key instead of the names of files no other file is read."""
-    tls = read(tmp_path, "tls_server_config: {cert: some text, key: other text}\n").tls
-    assert tls is not None
-    assert (tls.certificate, tls.key, tls.files) == (Pem("some text"), Pem("other text"), ())
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
