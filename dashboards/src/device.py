@@ -25,7 +25,6 @@ from dashboards.src.queries import (
     HOLDING_LABELS,
     age,
     device_bytes,
-    filling_rate,
     firing_alerts,
     holdings,
     increase,
@@ -34,6 +33,7 @@ from dashboards.src.queries import (
     selector,
     sum_of_others,
     ten_largest,
+    time_until_full,
 )
 from dashboards.src.reasons import (
     NO_DEVICE,
@@ -70,6 +70,7 @@ ANSWERS = Needs(
 
 
 def memory_used() -> Panel:
+    total = device_selector("vramledger_device_memory_total_bytes")
     return stat(
         "Memory used",
         "Share of the device that is in use, with the driver's reserve; and the highest share within the "
@@ -79,7 +80,7 @@ def memory_used() -> Panel:
         Query(
             f"(max(max_over_time({device_selector('vramledger_device_memory_used_peak_bytes')}[$__range]))\n"
             f"+ (max({device_bytes('driver_reserved', CHOSEN_DEVICE)}) or vector(0)))\n"
-            f"/ max({device_selector('vramledger_device_memory_total_bytes')})",
+            f"/ max({total})",
             "peak",
         ),
         unit=SHARE, needs=ANSWERS,
@@ -98,12 +99,11 @@ def process_count() -> Panel:
     )  # fmt: skip
 
 
-def time_until_full() -> Panel:
-    free = f"sum({device_selector('vramledger_device:memory_free_bytes:last')})"
+def full_in() -> Panel:
     return stat(
         "Time until full",
         "At the rate at which the minimum of all holders has risen within 15 minutes.",
-        Query(f"{free} / sum({filling_rate(CHOSEN_DEVICE)})"),
+        Query(f"max({time_until_full(CHOSEN_DEVICE)})"),
         unit=SECONDS, needs=Needs(nothing="no holder grows"), below=threshold("fill_within"),
     )  # fmt: skip
 
@@ -340,7 +340,7 @@ def dashboard() -> Dashboard:
                     wasted(CHOSEN_DEVICE, needs=ANSWERS),
                     unattributed(CHOSEN_DEVICE, needs=ANSWERS),
                     process_count(),
-                    time_until_full(),
+                    full_in(),
                     ledger_over_time(),
                     holders(CHOSEN_DEVICE, places=(), height=8),
                     failed_allocations(),

@@ -81,7 +81,7 @@ def gaps() -> Panel:
             Column("Value #E", "Agents silent", COUNT, width=70),
         ],
         empty="all nodes are fully watched: good", needs="node",
-        sort="Value #A", ascending=True, rows_of="Value #A", width=24, height=8,
+        sort="Value #A", ascending=True, rows_of="Value #A", width=24, height=6,
     )  # fmt: skip
 
 

@@ -11,7 +11,6 @@ from dashboards.src.dashboard import (
     choice_variable,
     link_to_model,
     link_to_owner,
-    link_to_process,
     of_series,
     price_variables,
 )
@@ -102,7 +101,7 @@ def reachable_gpus() -> Panel:
         Query(f"count({held} == 0) or 0 * count({held})", "empty"),
         Query(f"sum({unseen}) or 0 * count({had})", "not seen"),
         Query(f"count({free} >= $size * 2^30) or 0 * count({free})", "$size GiB free"),
-        Query(f"count({unwasted} >= $size * 2^30) or 0 * count({free})", "without waste"),
+        Query(f"count({unwasted} >= $size * 2^30) or 0 * count({free})", "if waste freed"),
         unit=COUNT, needs=Needs(nothing="no GPU"), width=12,
         colours={"down": GRAFANA["dead"], "not seen": GRAFANA["unknown"]},
     )  # fmt: skip
@@ -111,15 +110,11 @@ def reachable_gpus() -> Panel:
 def memory() -> Panel:
     ledger = selector("vramledger_device_memory_bytes")
     held = f"sum({sampled(selector('vramledger_device_memory_bytes', HELD))})"
-    beyond = f"(sum({selector('vramledger_node:memory_beyond_need_bytes:sum')}) or vector(0))"
     return stat(
         "Memory",
-        "All memory of the devices that answer; what processes hold of it; and what of that they need at "
-        "most: without what they hold above their highest need. Where no agent reports a need, all that is "
-        "held counts as needed, also what is wasted.",
+        "All memory of the devices that answer, what processes hold of it, and what is free.",
         Query(f"sum({sampled(ledger)})", "total"),
         Query(held, "held"),
-        Query(f"{held} - {beyond}", "needed, at most"),
         Query(f"sum({sampled(device_bytes('free'))})", "free"),
         unit=BYTES, needs=Needs("device"), width=9,
     )  # fmt: skip
@@ -166,15 +161,15 @@ def waste_by_owner() -> Panel:
 
 
 def growing() -> Panel:
-    who = "cluster, instance, pid, command, owner_type, owner"
+    who = "cluster, instance, pid, command"
     rates = f"{holdings()} * 0 + on ({HOLDING_LABELS}) group_left () {growth_rate()} {listed()}"
     return bars(
         "Who grows steadily",
         "The ten programs whose need grows fastest, and has grown in each part of some minutes, hours or "
         "days: a leak, or a cache that is not full yet. The rise within 15 minutes, as on the other "
         "dashboards. An alert follows where it goes on. Nothing is said of a program in its first half hour. "
-        "A click on a bar shows its process.",
-        Query(f"topk(10, sum by ({who}) ({rates}))", f"{{{{command}}}} {{{{pid}}}} {OWNER_LEGEND}"),
+        "A click on a bar shows its process, and when its GPU is full.",
+        Query(f"topk(10, sum by ({who}) ({rates}))", "{{pid}} {{command}}"),
         unit="binBps", needs=Needs(nothing="nobody so far"),
         links=[of_series(link_to_process())], width=5, height=6,
     )  # fmt: skip
@@ -265,7 +260,7 @@ def changed() -> Panel:
         columns=[
             OWNER_COLUMNS[0],
             OWNER_COLUMNS[1],
-            Column("Value #A", "Changed by", BYTES, width=101),
+            Column("Value #A", "By", BYTES, width=101),
             Column("Value #B", "Before", BYTES, width=82),
             Column("Value #C", "After", BYTES, width=82),
         ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dashboards.src.dashboard import FRAMEWORK, Dashboard, Row, link_to_process
+from dashboards.src.dashboard import FRAMEWORK, Dashboard, Row
 from dashboards.src.panels import (
     BYTES,
     COUNT,
@@ -24,6 +24,7 @@ from dashboards.src.queries import (
     NODE_LABELS,
     UUID_LABELS,
     count_equal,
+    free_now,
     holdings,
     newest_bytes,
     process_utilisation,
@@ -100,23 +101,23 @@ def not_used() -> Panel:
     return stat(
         "Held, but not used",
         "Above the highest need that programs ever had; the same of programs whose need is known only "
-        "without context and libraries, as TensorFlow's (perhaps); what torch.cuda.empty_cache() would free "
-        "now, where torch's counters tell, which they take again at their next peak; and fragmentation: "
+        "without context and libraries, as TensorFlow's (perhaps beyond); what torch.cuda.empty_cache() "
+        "would free now, where torch's counters tell, which they take again later; and fragmentation: "
         "free pieces of used blocks, which nothing frees. The last two overlap with the first.",
         Query(f"sum({beyond_need()})", "beyond need"),
-        Query(f"sum({perhaps_unneeded()}) or 0 * sum({beyond_need()})", "perhaps"),
+        Query(f"sum({perhaps_unneeded()}) or 0 * sum({beyond_need()})", "perhaps beyond"),
         Query(cached, "reclaimable now"),
         Query(split, "fragmentation"),
         unit=BYTES, needs=Needs("need"), width=8,
-        colours={"beyond need": GRAFANA["idle"], "perhaps": GRAFANA["stopped"]},
+        colours={"beyond need": GRAFANA["idle"], "perhaps beyond": GRAFANA["stopped"]},
     )  # fmt: skip
 
 
 def more_jobs_fit() -> Panel:
     return stat(
-        "More jobs would fit",
-        "How many more jobs like the running ones would fit, by memory and by SMs, if each program held "
-        "only what it needs. The free memory of a GPU counts once.",
+        "More copies fit",
+        "How many more copies of running programs would fit beside them on their GPUs, by memory and by SMs, "
+        "if each program held only what it needs. The free memory of a GPU counts once.",
         Query(f"sum({selector('vramledger_device:more_jobs_fit:floor')})"), unit=COUNT,
         needs=Needs("agent", nothing="no need known"), width=4,
     )  # fmt: skip
@@ -139,34 +140,26 @@ def most_needed() -> str:
 
 def room_for_more() -> Panel:
     by = f"{UUID_LABELS}, gpu"
-    fit = selector("vramledger_device:more_jobs_fit:floor")
-    like = f"topk by ({UUID_LABELS}) (1, max by ({by}, pid) ({most_needed()}))"
     room = selector("vramledger_device:room_bytes:needed")
     return table(
         "Room on each GPU",
-        "The ten GPUs with most room: what is free now; what would be free if each program held only what it "
-        "needs; perhaps besides, where a need is known only without context and libraries; and how many more "
-        "jobs like the one there that needs most would fit, by memory and by SMs. Its need is at most this: "
-        "without a reported peak its whole pool counts. All GPUs add up to *More jobs would fit*.",
+        "The ten GPUs with most room: what is free now; what would be free if each program were limited to "
+        "what it needs, recorded every 4 minutes; and perhaps besides, where a need is known only without "
+        "context and libraries. Without a reported peak a whole pool counts as needed.",
         Query(f"topk(10, sum by ({by}) ({room}))"),
-        Query(f"sum by ({by}) ({selector('vramledger_device:memory_free_bytes:last')})"),
+        Query(free_now()),
         Query(f"sum by ({by}) ({perhaps_unneeded()})"),
         Query(f"max by ({by}) ({process_utilisation()})"),
-        Query(f"sum by ({by}) ({fit})"),
-        Query(f"{like} and on ({UUID_LABELS}) ({fit} > 0)"),
         columns=[
             NODE_COLUMN,
             GPU_COLUMN,
-            Column("Value #B", "Free now", BYTES, width=80),
-            Column("Value #A", "Room, if limited", BYTES, width=101),
+            Column("Value #B", "Free now", BYTES, width=90),
+            Column("Value #A", "Free, if limited", BYTES, width=101),
             Column("Value #C", "Perhaps besides", BYTES, width=94),
             Column("Value #D", "SMs, 15 min", SHARE, width=66),
-            Column("Value #E", "More jobs fit", COUNT, width=66),
-            Column("pid", "Jobs like pid", link=link_to_process(), width=72),
-            Column("Value #F", "Needs, at most", BYTES, width=94),
         ],
         empty="no GPU is known",
-        needs="device", sort="Value #A", rows_of="Value #A", width=14, height=6,
+        needs="device", sort="Value #A", rows_of="Value #A", width=11, height=7,
     )  # fmt: skip
 
 
@@ -181,16 +174,18 @@ def could_move() -> Panel:
         "Needs is at most this: without a reported peak a whole pool counts.",
         Query(f"bottomk(10, {fits})"),
         Query(f"{names} and on ({HOLDING_LABELS}) {fits}"),
+        Query(f"max by ({BY_PROCESS}) ({process_utilisation()} and on ({HOLDING_LABELS}) {fits})"),
         columns=[
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
             Column("Value #A", "Needs, at most", BYTES, width=98),
+            Column("Value #C", "SMs, 15 min", SHARE, width=66),
             replace(NODE_COLUMN, least=128),
             GPU_COLUMN,
             Column("to", "To GPU", width=60),
         ],
         empty="none fits by memory and SMs",
-        needs="agent", sort="Value #A", ascending=True, rows_of="Value #A", width=10, height=6,
+        needs="agent", sort="Value #A", ascending=True, rows_of="Value #A", width=13, height=7,
     )  # fmt: skip
 
 
@@ -257,7 +252,7 @@ def fragmentation() -> Panel:
             GPU_COLUMN,
         ],
         empty="no torch program has free pieces: good",
-        needs="agent", sort=("Value #D", "Value #C"), rows_of="Value #A", width=24, height=7,
+        needs="agent", sort=("Value #D", "Value #A"), rows_of="Value #A", width=24, height=7,
     )  # fmt: skip
 
 

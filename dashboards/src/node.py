@@ -267,7 +267,7 @@ def dashboard() -> Dashboard:
                     wasted(),
                     replace(unattributed(), width=5),
                     gpu_ledgers(),
-                    holders(height=9),
+                    holders(height=10),
                     firing_alert_table(height=8),
                 ],
             ),

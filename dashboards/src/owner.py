@@ -128,7 +128,7 @@ def by_state() -> Panel:
 def processes() -> Panel:
     return holdings_table(
         "Processes", HOLDERS_SAY, holdings(*CHOSEN),
-        columns=[PROCESS_COLUMN, PROGRAM_COLUMN, *OWNER_COLUMNS], height=9,
+        columns=[PROCESS_COLUMN, PROGRAM_COLUMN, TEAM_COLUMN, *OWNER_COLUMNS], height=9,
     )  # fmt: skip
 
 

@@ -219,6 +219,7 @@ def time_series(
     lines: Sequence[str] = (),
     maximum: float | None = None,
     named: bool = False,
+    newest: bool = False,
     step: str = "",
     width: int = 12,
     height: int = 8,
@@ -237,6 +238,7 @@ def time_series(
         lines: names of series that are not part of the stack, such as its total.
         maximum: top of the axis.
         named: the series are programs or devices; the legend is then a table with their figures.
+        newest: the legend has the newest figure of each series.
         step: the shortest time from point to point: the rate of rare events over less time is a sawtooth.
         width: in columns.
         height: in rows.
@@ -281,7 +283,7 @@ def time_series(
         {"displayMode": "table", "placement": "right", "calcs": ["lastNotNull", "max"], "sortBy": "Last *",
          "sortDesc": True, "width": 420 if width < COLUMNS_OF_THE_PAGE else 540}
         if named
-        else {"displayMode": "list", "placement": "bottom", "calcs": []}
+        else {"displayMode": "list", "placement": "bottom", "calcs": ["lastNotNull"] if newest else []}
     )  # fmt: skip
     if step or any("$__rate_interval" in query.expr for query in queries):
         body["interval"] = step or RARE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dashboards.src.dashboard import PROCESS, Dashboard, Row, process_variable
+from dashboards.src.dashboard import PROCESS, Dashboard, Row, process_variable, threshold
 from dashboards.src.lines import MEAN_STEP, SHADES, dashed, joined, mean
 from dashboards.src.panels import (
     BYTES,
@@ -31,6 +31,7 @@ from dashboards.src.queries import (
     minimum_demand_of,
     selector,
     steady_growth_of,
+    time_until_full,
     uncharged,
 )
 from dashboards.src.reasons import (
@@ -130,6 +131,16 @@ def growth() -> Panel:
     )  # fmt: skip
 
 
+def full_in() -> Panel:
+    rise = of_process("vramledger_process:demand_rise_bytes:delta15m")
+    return stat(
+        "GPU full in",
+        "When the first of its GPUs is full if what is on it grows on as within the last 15 minutes.",
+        Query(f"min({time_until_full()} and on ({UUID_LABELS}) {rise})"),
+        unit=SECONDS, needs=Needs(nothing="it does not grow"), below=threshold("fill_within"),
+    )  # fmt: skip
+
+
 def who() -> Panel:
     return holdings_table(
         "The process",
@@ -172,7 +183,7 @@ def where_memory_goes() -> Panel:
             "outside the pools": SHADES[0], "in use": SHADES[1], "fragmentation": SHADES[2],
             "cached": SHADES[3],
         },
-        width=24, height=8,
+        newest=True, width=24, height=8,
     )  # fmt: skip
     return dashed(graph, "peak need", "charged")
 
@@ -346,11 +357,7 @@ def dashboard() -> Dashboard:
             Row(
                 "",
                 [
-                    exporters(),
-                    *(
-                        replace(figure, width=5)
-                        for figure in (held_now(), need(), could_be_freed(), growth())
-                    ),
+                    *(exporters(), held_now(), need(), could_be_freed(), growth(), full_in()),
                     where_memory_goes(),
                     who(),
                     failed_allocations(),

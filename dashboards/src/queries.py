@@ -96,6 +96,11 @@ UTILISATION_SPAN = "15m"
 """The time of which every table shows the mean utilisation: two tables with different times contradict."""
 
 
+def free_now(*matchers: str) -> str:
+    """Return the free bytes of each device now: what is recorded of them is up to a minute old."""
+    return f"sum by ({DEVICE_LABELS}) ({device_bytes('free', *matchers)})"
+
+
 def device_utilisation() -> str:
     """Return the share of time, as a mean, in which kernels ran on each device."""
     return f"avg_over_time({selector('vramledger_device_utilization_ratio')}[{UTILISATION_SPAN}])"
@@ -264,11 +269,11 @@ def demand_rate(*matchers: str) -> str:
     return f"(sum by ({DEVICE_LABELS}, pid) ({rise}) / 900 and on ({HOLDING_LABELS}) {there})"
 
 
-def filling_rate(*matchers: str) -> str:
-    """Return the rise of holders that are there and fill the device with it: no preallocated pools."""
-    rise = selector("vramledger_process:demand_rise_bytes:delta15m", *matchers)
-    there = selector("vramledger_process_info", 'policy!~"preallocate|fraction"')
-    return f"({rise} / 900 and on ({NODE_LABELS}, pid) {there})"
+def time_until_full(*matchers: str) -> str:
+    """Return in how many seconds each device is full if its holders grow on as in the last 15 minutes."""
+    return (
+        f"clamp_min({selector('vramledger_device:full_timestamp_seconds:estimate', *matchers)} - time(), 0)"
+    )
 
 
 WORKING, LEAKS, SPINS, FRAGMENTED = "working", "leaks", "spins", "fragmented"

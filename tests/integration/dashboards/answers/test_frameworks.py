@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]  # 150 s of CPU fo
 
 def test_more_jobs_add_up_and_have_a_known_need(engine: Engine) -> None:
     """The GPUs with room add up to the figure of more jobs, and name the job that is meant and its need."""
-    (total,) = value(engine, "framework", "More jobs would fit")
+    (total,) = value(engine, "framework", "More copies fit")
     rooms, jobs = (value(engine, "framework", "Room on each GPU", ref) for ref in "EF")
 
     assert total_of(rooms) == total["value"]

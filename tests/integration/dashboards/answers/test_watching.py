@@ -119,7 +119,7 @@ def test_an_empty_table_is_never_one_that_nobody_could_fill(
         ("framework", "Agents", {"instance": "down"}, NOT_WATCHED),
         ("framework", "Held, but not used", {"instance": "notebook"}, NO_SOURCE),
         ("framework", "Held, but not used", {"instance": "hoarder"}, NO_SOURCE),
-        ("framework", "More jobs would fit", {"instance": "notebook"}, NO_SOURCE),
+        ("framework", "More copies fit", {"instance": "notebook"}, NO_SOURCE),
         ("fleet", "Memory", {"instance": "driver-lost"}, NO_DRIVER),
         ("fleet", "GPUs", {"instance": "down"}, NOT_WATCHED),
         ("fleet", "Waste by owner", {"instance": "small-jobs"}, NOTHING),
