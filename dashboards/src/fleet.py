@@ -11,6 +11,7 @@ from dashboards.src.dashboard import (
     choice_variable,
     link_to_model,
     link_to_owner,
+    link_to_process,
     of_series,
     price_variables,
 )

@@ -160,7 +160,7 @@ def alert_table(verdict: Verdict, runs: Sequence[Run]) -> str:
 
 
 def _alerts(verdict: Verdict) -> Iterator[str]:
-    yield "| alert | found | time to detect: median | longest |"
+    yield "| alert | found | minutes until it fires: median | longest |"
     yield "|---|---|---|---|"
     wrong = []
     for name, score in sorted(verdict.scores.items()):
@@ -221,7 +221,7 @@ def false_pages(runs: Iterable[Run]) -> tuple[list[str], float]:
 
 def draw_table(runs: Sequence[Run]) -> str:
     """Return how many draws of each scenario were found, and the false pages, as Markdown."""
-    lines = ["| scenario | found | time to detect, median |", "|---|---|---|"]
+    lines = ["| scenario | found | minutes until it fires, median |", "|---|---|---|"]
     times: dict[str, list[float | None]] = {}
     for run in runs:
         if not KNOWN[run.scenario].healthy:
@@ -243,4 +243,4 @@ def names_in(markdown: Iterable[str]) -> list[str]:
 
 def _span(seconds: float) -> str:
     minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+    return f"{minutes:.0f}" if minutes < 120 else f"{minutes / 60:.1f} h"
