@@ -137,7 +137,7 @@ def full_in() -> Panel:
         "GPU full in",
         "When the first of its GPUs is full if what is on it grows on as within the last 15 minutes.",
         Query(f"min({time_until_full()} and on ({UUID_LABELS}) {rise})"),
-        unit=SECONDS, needs=Needs(nothing="it does not grow"), below=threshold("fill_within"),
+        unit=SECONDS, needs=Needs(nothing="no rise is known"), below=threshold("fill_within"),
     )  # fmt: skip
 
 
