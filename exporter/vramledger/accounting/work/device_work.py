@@ -45,7 +45,7 @@ class DeviceWork(msgspec.Struct, omit_defaults=True):
     attributed_since: tuple[Clock, float] | None = None
     busy: list[tuple[float, float]] = []  # the spans of work within the idle threshold
     moved: bool = False  # whether any of its counters has ever moved
-    rated: bool = False  # whether a rate was ever known: one that fails now does not show that it is free
+    rated: bool = False  # whether it has a rate: one that is not read now does not show that it is free
     # since when every sample had rows, and all work was somebody's whom they named
     named_since: Clock | None = None
     free_at: float | None = None  # monotonic time of the newest sample in which it was not fully busy
@@ -71,7 +71,7 @@ class DeviceWorkTracker:
         if counted is None and _is_instance_at_rest(device):
             # Nothing is proven, but counters that have moved before are a sign of quiet.
             rate = 0.0 if known.moved else None
-        known.rated = known.rated or rate is not None or counted is not None
+        known.rated |= rate is not None or counted is not None or "utilization" in device.failed
         busy = bool(rate) or (counted is not None and (counted.kernels or counted.other))
         alone = not shared and len(device.processes or ()) == 1
         kernels = counted.kernels if counted is not None else bool(rate)

@@ -142,6 +142,13 @@ def test_a_rate_that_fails_once_makes_nobody_idle(kinds: str) -> None:
     assert idle_with(card.watch(9, rows=None, rate=None)) is None
 
 
+def test_a_rate_that_was_never_read_makes_nobody_idle() -> None:
+    """A query that fails from the start says no more than one that fails once."""
+    card = Card()
+    card.device.says = {"failed": ("utilization",)}
+    assert idle_with(card.watch(100, rows=None, rate=None)) is None
+
+
 def test_a_sample_without_rows_ends_the_proof() -> None:
     """A query that failed may have missed the row of a long kernel; it is seen, and later proven again."""
     card = Card()
