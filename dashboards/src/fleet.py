@@ -261,7 +261,7 @@ def changed() -> Panel:
         columns=[
             OWNER_COLUMNS[0],
             OWNER_COLUMNS[1],
-            Column("Value #A", "By", BYTES, width=101),
+            Column("Value #A", "By", BYTES, width=82),
             Column("Value #B", "Before", BYTES, width=82),
             Column("Value #C", "After", BYTES, width=82),
         ],

@@ -232,7 +232,7 @@ def firing_alert_table(
         columns=[
             Column("Value #A", "Severity", COUNT, mappings=[SEVERITY_RANKS], width=110),
             Column("alertname", "Alert", link=link_to_runbook(), width=235),
-            Column("Value #B", "Firing for", SECONDS, width=AGE_WIDTH),
+            Column("Value #B", "Firing for", SECONDS, width=AGE_WIDTH + 20),
             Column("step", "First step", mappings=[ALERT_STEPS], width=244),
             NODE_COLUMN,
             GPU_COLUMN,
