@@ -157,10 +157,9 @@ def where_memory_goes() -> Panel:
     outside = f"sum({of_process('vramledger_framework_overhead_bytes')})"
     pool = f"sum({of_process('vramledger_framework_pool_bytes')})"
     # A pool of managed memory may be larger than what of it is on the device.
-    outside_pools = of_process("vramledger_framework_overhead_bytes")
-    room = f"sum({of_process('vramledger_process:memory_bytes:owned')} or -{outside_pools})"
-    used = [of_process(f"vramledger_{name}_bytes") for name in ("framework_in_use", "torch_inactive_split")]
-    pooled = f"clamp_max({pool}, scalar({room}))"
+    owned = of_process("", '__name__=~"vramledger_process_(uncharged_)?memory_bytes"')
+    used = of_process("", '__name__=~"vramledger_(framework_in_use|torch_inactive_split)_bytes"')
+    pooled = f"clamp_max({pool}, scalar(sum({owned}) - ({outside} or vector(0))))"
     graph = time_series(
         "Where its memory goes",
         "Over all its devices: memory outside the pools of its frameworks (context, libraries, native "
@@ -172,7 +171,7 @@ def where_memory_goes() -> Panel:
         Query(outside, "outside the pools"),
         Query(in_use, "in use"),
         Query(split, "fragmentation"),
-        Query(f"clamp_min({pooled} - sum({' or '.join(used)}), 0)", "cached"),
+        Query(f"clamp_min({pooled} - sum({used}), 0)", "cached"),
         Query(held(), "held"),
         Query(f"sum({of_process('vramledger_process_memory_bytes')}) < {held()}", "charged"),
         Query(f"sum({of_process('vramledger_process_needed_peak_bytes')})", "peak need"),

@@ -426,8 +426,8 @@ def holders(*matchers: str, places: Sequence[Column] = (GPU_COLUMN,), height: in
     """Make the table of the holders that the matchers choose."""
     return holdings_table(
         "Holders", HOLDERS_SAY, holdings(*matchers),
-        columns=[PROCESS_COLUMN, PROGRAM_COLUMN, *OWNER_COLUMNS],
-        places=places, height=height,
+        columns=[*places, PROCESS_COLUMN, PROGRAM_COLUMN, *OWNER_COLUMNS],
+        places=(), height=height,
     )  # fmt: skip
 
 
