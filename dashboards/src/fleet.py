@@ -252,7 +252,7 @@ def changed() -> Panel:
     ))  # fmt: skip
     change = f"abs(sum by ({OWNER}) (({ended} or {began}) {same}))"
     return table(
-        "Changed",
+        "Changed, as of 4 min ago",
         "The ten owners whose memory has changed most between the beginning and the end of the time range, "
         "on the nodes that were watched with as many GPUs at both moments.",
         Query(f"topk(10, {change} > 2^20)"),
