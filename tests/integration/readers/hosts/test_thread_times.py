@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.sure import sure
 from tests.support.waiting import wait_until
+from vramledger.accounting.work.thread_times import HELPER_WAKE
 from vramledger.model.reading import DeviceReading, ProcessEntry, ProcessRow, ThreadTimes
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.stat import read_row
@@ -153,7 +154,7 @@ def test_any_thread_that_runs_is_told_from_the_main_one(start: Start) -> None:
     assert by_main.main_runs >= 3
     assert (by_main.other_runs, by_other.main_runs, by_other.still) == (0, 0, False)
     assert by_other.other_runs >= 2
-    assert sure(by_other.longest) > 0.001
+    assert sure(by_other.longest) > HELPER_WAKE, "work is no helper's wake, though others take the processor"
 
 
 def test_thread_that_lived_between_two_looks_does_not_hide(start: Start) -> None:

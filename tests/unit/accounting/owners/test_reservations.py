@@ -24,6 +24,7 @@ from vramledger.model.reading import (
 )
 from vramledger.model.snapshot import Reservation, ReservationStatus, Snapshot
 from vramledger.sampling.masking import Mask
+from vramledger.verdicts import cleanliness
 from vramledger.views.evidence import evidence_lines
 from vramledger.views.ledger_json import snapshot_json
 from vramledger.views.table import render_table
@@ -256,6 +257,18 @@ def test_table_evidence_and_json() -> None:
     ]
     assert device["schedulers"] == ["kubelet"]
     assert [each["unreserved"] for each in device["holdings"]] == [True]
+
+
+def test_check_names_a_tenant_without_a_reservation() -> None:
+    """The line says which process holds without a reservation, and which reservation is not used."""
+    (verdict,) = cleanliness.check_devices(sampled(USER, KUBELET), (), cleanliness.CheckTolerance())
+    assert verdict.status == cleanliness.NOT_CLEAN
+    assert "pid 7 train.py of user ada" in verdict.line
+    assert "(without a reservation)" in verdict.line
+    assert "reserved for pod ml/train-0, which holds nothing" in verdict.line
+    (welcome,) = cleanliness.check_devices(sampled(POD, KUBELET), (), cleanliness.CheckTolerance(live=True))
+    assert welcome.status == cleanliness.CLEAN
+    assert "reservation" not in welcome.line
 
 
 @pytest.mark.parametrize("scheduler", [KUBELET, SLURM, NOMAD])
