@@ -66,6 +66,12 @@ def test_old_blocks_keep_their_lines_when_the_ring_is_full(place: Path) -> None:
     assert all(step["whole"] for step in report["flight"]["steps"] if step["finished"])
 
 
+def test_a_list_of_all_objects_makes_no_allocator(place: Path) -> None:
+    """A program that lists all objects, as profilers of memory do, is reported on all the same."""
+    run(place, "import gc\nkept = gc.get_objects()\nstep()\nfail()")
+    assert len(reports(place)) == 1
+
+
 def test_peaks_within_the_steps(place: Path) -> None:
     """The peaks of forward, backward and optimizer are exact, each with its categories."""
     run(place, "step(); step(); step(); fail()", **FROM_START)

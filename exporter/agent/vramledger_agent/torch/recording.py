@@ -41,11 +41,15 @@ from vramledger_agent.torch.step_peaks import StepMark, StepPeaks, step_peaks
 from vramledger_agent.worker import worker
 
 
+class _Witness:
+    """Whoever lists all objects, as ``gc.get_objects()`` does, refers to this type, too."""
+
+
 class CustomAllocators:
     """Whether the program has made an allocator of its own.
 
     Each one is an object of a type of PyTorch's, and each object refers to its type. So the type's reference
-    count tells whether there is one, which takes a microsecond.
+    count tells whether there is one, which takes a microsecond. A list of all objects counts for nothing.
     """
 
     def __init__(self, torch: ModuleType) -> None:
@@ -65,7 +69,9 @@ class CustomAllocators:
         return self._found
 
     def _count(self) -> int:
-        return sum(map(sys.getrefcount, self._types))
+        # In one step, so that no other thread runs between two of them.
+        *counts, lists = tuple(map(sys.getrefcount, (*self._types, _Witness)))
+        return sum(counts) - lists * len(counts)
 
 
 @cache
