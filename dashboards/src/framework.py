@@ -24,7 +24,7 @@ from dashboards.src.queries import (
     NODE_LABELS,
     UUID_LABELS,
     count_equal,
-    free_now,
+    device_bytes,
     holdings,
     newest_bytes,
     process_utilisation,
@@ -133,11 +133,6 @@ def by_policy() -> Panel:
     )  # fmt: skip
 
 
-def most_needed() -> str:
-    """Return what each program needs at most: a whole pool where no agent reports its peak."""
-    return selector("vramledger_process:peak_need_bytes:sum")
-
-
 def room_for_more() -> Panel:
     by = f"{UUID_LABELS}, gpu"
     room = selector("vramledger_device:room_bytes:needed")
@@ -147,7 +142,7 @@ def room_for_more() -> Panel:
         "what it needs, recorded every 4 minutes; and perhaps besides, where a need is known only without "
         "context and libraries. Without a reported peak a whole pool counts as needed.",
         Query(f"topk(10, sum by ({by}) ({room}))"),
-        Query(free_now()),
+        Query(f"sum by ({DEVICE_LABELS}) ({device_bytes('free')})"),
         Query(f"sum by ({by}) ({perhaps_unneeded()})"),
         Query(f"max by ({by}) ({process_utilisation()})"),
         columns=[

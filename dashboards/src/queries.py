@@ -96,11 +96,6 @@ UTILISATION_SPAN = "15m"
 """The time of which every table shows the mean utilisation: two tables with different times contradict."""
 
 
-def free_now(*matchers: str) -> str:
-    """Return the free bytes of each device now: what is recorded of them is up to a minute old."""
-    return f"sum by ({DEVICE_LABELS}) ({device_bytes('free', *matchers)})"
-
-
 def device_utilisation() -> str:
     """Return the share of time, as a mean, in which kernels ran on each device."""
     return f"avg_over_time({selector('vramledger_device_utilization_ratio')}[{UTILISATION_SPAN}])"
