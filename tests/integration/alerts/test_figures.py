@@ -177,6 +177,8 @@ SUMS = [
             (47853, 7000, 6.8, 6), (47853, 2400, 19.9, 20), (47853, 1600, 29.9, 30), (7000, 7000, 1, 6)
         )
     ],
+    Sums("A node is watched from its first scrape on: one sample does not tell that sampling has stopped",
+        [Node(missing=lambda m: m < 9)], {9: {"vramledger_node:exporter_status:code": 3}}),
     Sums("A program's need is the sum over its frameworks; CuPy reports no peak, so its whole pool counts",
         [Node([Holder(7, 9.5, agent={"torch_allocated_peak_bytes": 6, "torch_reserved_bytes": 9})],
         extra={on_gpu("framework_pool_bytes", pid=7, framework="cupy"): 2 * GIB})], {10: {PEAK: 8.5}}),
