@@ -16,11 +16,13 @@ from dashboards.src.dashboard import (
     price_variables,
 )
 from dashboards.src.panels import (
+    AGE_WIDTH,
     BYTES,
     COUNT,
     GIB_HOURS,
     PART_NAMES,
     ROUNDED,
+    SECONDS,
     SHARE,
     Column,
     Panel,
@@ -35,7 +37,7 @@ from dashboards.src.panels import (
 from dashboards.src.queries import (
     DEVICE_LABELS,
     HELD,
-    HOLDING_LABELS,
+    HOLDER_LABELS,
     MEAN_DEVICES_WASTED,
     MEAN_WASTED,
     NODE_LABELS,
@@ -54,6 +56,7 @@ from dashboards.src.queries import (
     sampled,
     selector,
     state_matcher,
+    time_until_full,
     wasted_bytes,
     wasted_holdings,
 )
@@ -157,22 +160,30 @@ def waste_by_owner() -> Panel:
         "end. A click on a bar shows everything of its owner.",
         Query(f"topk(10, {wasted} > 0)", OWNER_LEGEND),
         unit=GIB_HOURS, needs=Needs(nothing="nothing was wasted: good"),
-        links=[of_series(link_to_owner())], width=5, height=6,
+        links=[of_series(link_to_owner())], width=4, height=6,
     )  # fmt: skip
 
 
 def growing() -> Panel:
-    who = "cluster, instance, pid, command"
-    rates = f"{holdings()} * 0 + on ({HOLDING_LABELS}) group_left () {growth_rate()} {listed()}"
-    return bars(
+    until_full = f"{growth_rate()} * 0 + on ({UUID_LABELS}) group_left () {time_until_full()}"
+    names = f"{holdings()} and on ({HOLDER_LABELS}) {growth_rate()}"
+    return table(
         "Who grows steadily",
         "The ten programs whose need grows fastest, and has grown in each part of some minutes, hours or "
-        "days: a leak, or a cache that is not full yet. The rise within 15 minutes, as on the other "
-        "dashboards. An alert follows where it goes on. Nothing is said of a program in its first half hour. "
-        "A click on a bar shows its process, and when its GPU is full.",
-        Query(f"topk(10, sum by ({who}) ({rates}))", "{{pid}} {{command}}"),
-        unit="binBps", needs=Needs(nothing="nobody so far"),
-        links=[of_series(link_to_process())], width=5, height=6,
+        "days: a leak, or a cache that is not full yet. The rise within 15 minutes, and when the GPU is full "
+        "if it goes on, as on the other dashboards. An alert follows where it goes on. Nothing is said of a "
+        "program in its first half hour. A click on a program shows its process.",
+        Query(f"topk(10, {growth_rate()} {listed()})"),
+        Query(f"max by ({HOLDER_LABELS}) ({until_full})"),
+        Query(f"max by ({HOLDER_LABELS}, command) ({names})"),
+        columns=[
+            replace(PROGRAM_COLUMN, link=link_to_process()),
+            GPU_COLUMN,
+            Column("Value #A", "Grows", "binBps", width=98),
+            Column("Value #B", "Full in", SECONDS, width=AGE_WIDTH),
+        ],
+        empty="nobody so far", needs="holder",
+        sort="Value #A", rows_of="Value #A", width=7, height=6,
     )  # fmt: skip
 
 
@@ -338,7 +349,7 @@ def ledger_over_time() -> Panel:
         Query(f"sum by (state) ({selector(NODE_MEMORY)})", "{{state}}"),
         Query(f"sum({selector(NODE_MEMORY)})", "total"),
         total="total",
-        width=6,
+        width=5,
         height=6,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dashboards.src.dashboard import FRAMEWORK, Dashboard, Row
+from dashboards.src.first_steps import OF_HOLDERS
 from dashboards.src.panels import (
     BYTES,
     COUNT,
@@ -20,6 +21,7 @@ from dashboards.src.panels import (
 )
 from dashboards.src.queries import (
     DEVICE_LABELS,
+    FRAGMENTED,
     HOLDING_LABELS,
     NODE_LABELS,
     UUID_LABELS,
@@ -52,7 +54,9 @@ PROCESS = "{{instance}} GPU {{gpu}}: {{command}} {{pid}}"
 BY_PROCESS = f"{DEVICE_LABELS}, pid"
 
 
-LASTING = value_mapping({0: ("not lasting", "transparent"), 1: ("fragmented", GRAFANA["idle"])})
+LASTING = value_mapping(
+    {0: ("none: comes and goes", "transparent"), 1: (OF_HOLDERS[FRAGMENTED], GRAFANA["idle"])}
+)
 SET_OR_NOT = value_mapping({0: ("no", "text"), 1: ("yes", "text")})
 
 
@@ -62,7 +66,7 @@ def need() -> str:
 
 
 def beyond_need() -> str:
-    """Return each holding's bytes above its need, with the labels of its owner (a record)."""
+    """Return each holding's bytes above its peak need, with the labels of its owner (a record)."""
     return selector("vramledger_process:memory_bytes:unneeded")
 
 
@@ -135,26 +139,28 @@ def by_policy() -> Panel:
 
 def room_for_more() -> Panel:
     by = f"{UUID_LABELS}, gpu"
-    room = selector("vramledger_device:room_bytes:needed")
+    free = device_bytes("free")
     return table(
         "Room on each GPU",
-        "The ten GPUs with most room: what is free now; what would be free if each program were limited to "
-        "what it needs, recorded every 4 minutes; and perhaps besides, where a need is known only without "
-        "context and libraries. Without a reported peak a whole pool counts as needed.",
-        Query(f"topk(10, sum by ({by}) ({room}))"),
-        Query(f"sum by ({DEVICE_LABELS}) ({device_bytes('free')})"),
+        "The ten GPUs with most room: what is free now; what programs hold there beyond their peak need, "
+        "recorded every 4 minutes; the sum of both, which would be free if each program were limited to its "
+        "need; and what is perhaps beyond a need that is known only without context and libraries.",
+        Query(f"topk(10, sum by ({by}) ({free} or {beyond_need()}))"),
+        Query(f"sum by ({DEVICE_LABELS}) ({free})"),
+        Query(f"sum by ({by}) ({beyond_need()})"),
         Query(f"sum by ({by}) ({perhaps_unneeded()})"),
         Query(f"max by ({by}) ({process_utilisation()})"),
         columns=[
             NODE_COLUMN,
             GPU_COLUMN,
-            Column("Value #B", "Free now", BYTES, width=90),
+            Column("Value #B", "Free now", BYTES, width=88),
+            Column("Value #C", "Beyond need", BYTES, width=88),
             Column("Value #A", "Free, if limited", BYTES, width=101),
-            Column("Value #C", "Perhaps besides", BYTES, width=94),
-            Column("Value #D", "SMs, 15 min", SHARE, width=66),
+            Column("Value #D", "Perhaps beyond", BYTES, width=88),
+            Column("Value #E", "SMs, 15 min", SHARE, width=66),
         ],
         empty="no GPU is known",
-        needs="device", sort="Value #A", rows_of="Value #A", width=11, height=7,
+        needs="device", sort="Value #A", rows_of="Value #A", width=12, height=7,
     )  # fmt: skip
 
 
@@ -180,7 +186,7 @@ def could_move() -> Panel:
             Column("to", "To GPU", width=60),
         ],
         empty="none fits by memory and SMs",
-        needs="agent", sort="Value #A", ascending=True, rows_of="Value #A", width=13, height=7,
+        needs="agent", sort="Value #A", ascending=True, rows_of="Value #A", width=12, height=7,
     )  # fmt: skip
 
 
@@ -226,8 +232,8 @@ def fragmentation() -> Panel:
         "Fragmentation: free, but not usable",
         "The ten torch programs with the most memory in free pieces of used blocks, which cannot be freed to "
         "the driver. At the next start PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True helps; where that is "
-        "set, tensors of the same sizes in every step. Fragmented: for half an hour so much was in pieces "
-        "that the alert GpuMemoryFragmented counts it. Of the others, pieces are few, or come and go with "
+        "set, tensors of the same sizes in every step. A step is named where for half an hour so much was in "
+        "pieces that the alert GpuMemoryFragmented counts it; elsewhere pieces are few, or come and go with "
         "each step. Retries: allocations that first failed within the time range, whatever the reason.",
         Query(f"topk(10, {holdings()} * 0 + on ({HOLDING_LABELS}) group_left () ({split} > 0))"),
         Query(f"sum by ({BY_PROCESS}) ({split} / on ({BY_PROCESS}) {pool})"),
@@ -238,11 +244,11 @@ def fragmentation() -> Panel:
             PROCESS_COLUMN,
             PROGRAM_COLUMN,
             *OWNER_COLUMNS,
-            Column("Value #D", "Verdict", COUNT, mappings=[LASTING], width=110),
             Column("Value #A", "In free pieces", BYTES, width=100),
             Column("Value #B", "Of its pool", SHARE, width=85),
             Column("Value #E", "Expandable segments", COUNT, mappings=[SET_OR_NOT], width=110),
             Column("Value #C", "Retries", COUNT, width=102),
+            Column("Value #D", "First step", COUNT, mappings=[LASTING], width=200),
             NODE_COLUMN,
             GPU_COLUMN,
         ],

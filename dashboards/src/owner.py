@@ -58,7 +58,6 @@ from dashboards.src.shared_panels import (
     TEAM_COLUMN,
     firing_alert_table,
     holdings_table,
-    in_thirds,
     memory_limits,
     usage_table,
     watched_nodes,
@@ -74,14 +73,17 @@ CHOSEN = (CHOSEN_OWNER, CHOSEN_TEAM)
 def held_now() -> Panel:
     held = sampled(selector("vramledger_owner_memory_bytes", CHOSEN_OWNER))
     teams = selector("vramledger_owner:team:last", CHOSEN_TEAM)
+    cached = selector("vramledger_torch_reclaimable_bytes")
     return stat(
         "Memory",
         "Bytes that the chosen owners hold now, on all devices; and what of them is held without work, or "
-        "perhaps.",
+        "perhaps. Reclaimable: what torch.cuda.empty_cache() would free now, where torch's counters tell; "
+        "'vramledger reclaim PID' frees it, if the program consents.",
         Query(f"sum({held} and on (instance, owner_type, owner) {teams})", "held"),
         Query(f"sum({wasted_holdings(*CHOSEN)}) or 0 * sum({holdings(*CHOSEN)})", "wasted"),
         Query(f"sum({perhaps_wasted_holdings(*CHOSEN)}) or 0 * sum({holdings(*CHOSEN)})", PERHAPS_WASTED),
-        unit=BYTES, needs=HOLDS_NOTHING,
+        Query(f"sum({cached} and on ({HOLDING_LABELS}) {holdings(*CHOSEN)})", "reclaimable"),
+        unit=BYTES, needs=HOLDS_NOTHING, width=7,
         colours={"wasted": GRAFANA["idle"], PERHAPS_WASTED: GRAFANA["stopped"]},
     )  # fmt: skip
 
@@ -95,7 +97,7 @@ def held_in_range() -> Panel:
         Query(f"sum({held}) / 2^30", "held"),
         Query(f"sum({active}) / 2^30", "in active use"),
         Query(f"sum({chosen_hours(MEAN_WASTED)}) / 2^30", "wasted"),
-        unit=GIB_HOURS, needs=HELD_NOTHING,
+        unit=GIB_HOURS, needs=HELD_NOTHING, width=6,
         colours={"in active use": GRAFANA["active"], "wasted": GRAFANA["idle"]},
     )  # fmt: skip
 
@@ -106,7 +108,7 @@ def cost() -> Panel:
         "Hours of whole GPUs whose memory was wasted within the time range, times the chosen price of a "
         "GPU-hour, in the chosen currency. Another price or currency can be typed in.",
         Query(f"$price * sum({chosen_hours(MEAN_DEVICES_WASTED)})"),
-        unit=ROUNDED, needs=HELD_NOTHING, colour=GRAFANA["idle"], width=12,
+        unit=ROUNDED, needs=HELD_NOTHING, colour=GRAFANA["idle"], width=6,
     )  # fmt: skip
 
 
@@ -128,7 +130,7 @@ def by_state() -> Panel:
 def processes() -> Panel:
     return holdings_table(
         "Processes", HOLDERS_SAY, holdings(*CHOSEN),
-        columns=[PROCESS_COLUMN, PROGRAM_COLUMN, TEAM_COLUMN, *OWNER_COLUMNS], height=9,
+        columns=[PROCESS_COLUMN, PROGRAM_COLUMN, TEAM_COLUMN, *OWNER_COLUMNS], height=10,
     )  # fmt: skip
 
 
@@ -170,18 +172,6 @@ def held_by_team() -> Panel:
     )  # fmt: skip
 
 
-def could_be_freed() -> Panel:
-    of_those = f"and on ({HOLDING_LABELS}) {holdings(*CHOSEN)}"
-    cached = selector("vramledger_torch_reclaimable_bytes")
-    return stat(
-        "Reclaimable now",
-        "What torch.cuda.empty_cache() would free now in the owners' programs, where torch's counters tell. "
-        "'vramledger reclaim PID' frees it, if the program consents.",
-        Query(f"sum({cached} {of_those})"),
-        unit=BYTES, needs=Needs("agent", nothing="not reported"), width=12,
-    )  # fmt: skip
-
-
 def trend() -> Panel:
     weeks = [
         gibibyte_hours(MEAN_WASTED, *CHOSEN, span="7d", ago=f" offset {7 * back}d" if back else "")
@@ -217,9 +207,9 @@ def dashboard() -> Dashboard:
             Row(
                 "",
                 [
-                    watched_nodes(),
-                    *in_thirds(held_now(), held_in_range()),
-                    could_be_freed(),
+                    watched_nodes(width=5),
+                    held_now(),
+                    held_in_range(),
                     cost(),
                     held_by_state(),
                     held_by_team(),

@@ -61,8 +61,8 @@ RARE = "2m"
 """The shortest step of a graph of rates. Grafana's $__rate_interval is a little longer than a step, and at
 least four times the scrape interval that the data source names. Where that is named as 15 s and is a minute,
 it would have one scrape, and the graph no point."""
-_SMALL = 5
-"""Columns in which two figures of the usual size are broken into lines."""
+_COLUMNS_OF_A_FIGURE = 2
+"""Columns in which a figure of the usual size is broken into lines, if it stands beside others."""
 COLUMNS_OF_THE_PAGE = 24
 """The width of a page, in columns of the grid."""
 PIXELS_OF_A_COLUMN, PADDING = (1440 - 32) / COLUMNS_OF_THE_PAGE, 36
@@ -180,6 +180,7 @@ def stat(
         first, *others = queries
         queries = (replace(first, expr=or_why(first.expr, needs)), *others)
         own.append(value_mapping(needs.words))
+    narrow = len(queries) > 1 and width <= _COLUMNS_OF_A_FIGURE * len(queries)
     body = _panel_body("stat", title, description, queries, instant=True)
     body["fieldConfig"]["defaults"] |= {
         "unit": unit, "noValue": absent, "mappings": own, "links": [*links],
@@ -201,7 +202,7 @@ def stat(
         "colorMode": "value", "graphMode": "none", "justifyMode": "auto", "orientation": "auto",
         "textMode": "value_and_name" if named or len(queries) > 1 else "auto",
         "wideLayout": False,  # else names stand above figures here and beside them there, by the room
-        "text": {"titleSize": 13, "valueSize": 20 if len(queries) > 1 and width <= _SMALL else 24},
+        "text": {"titleSize": 13, "valueSize": 20 if narrow else 24},
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
     }  # fmt: skip
     return Panel(body, width, height)

@@ -120,7 +120,7 @@ SEVERITY_RANKS = value_mapping(
 )
 
 
-def watched_nodes(width: int = 8) -> Panel:
+def watched_nodes(width: int) -> Panel:
     """Make the figure of nodes by whether they are watched: how to read what is missing elsewhere."""
     status = watch_status()
     return stat(
@@ -156,11 +156,6 @@ def exporters() -> Panel:
 def with_verdict_step(failures: str) -> str:
     """Return failed allocations with the label ``step``: their verdict."""
     return f'label_replace({failures}, "step", "$1", "verdict", "(.*)")'
-
-
-def in_thirds(*figures: Panel) -> list[Panel]:
-    """Return figures as wide and high as :func:`watched_nodes`, three in a line."""
-    return [replace(figure, width=8) for figure in figures]
 
 
 PERHAPS_WASTED = "perhaps wasted"
@@ -255,6 +250,7 @@ def holdings_table(
     places: Sequence[Column] = (NODE_COLUMN, GPU_COLUMN),
     rows: int = 50,
     alone: bool = False,
+    by_gpu: bool = False,
     empty: str = "nobody holds memory there",
     width: int = 24,
     height: int,
@@ -269,6 +265,7 @@ def holdings_table(
         places: say where it is.
         rows: at most so many, the largest.
         alone: of one process, whose need and growth other panels show: what NVML charges to nobody instead.
+        by_gpu: sorted by GPU first.
         empty: what no rows mean.
         width: in columns.
         height: in rows.
@@ -317,7 +314,8 @@ def holdings_table(
             *places,
         ],
         empty=empty,
-        needs="device", sort="Value #A", rows_of="Value #A", width=width, height=height,
+        needs="device", sort=("-gpu", "Value #A") if by_gpu else "Value #A", rows_of="Value #A",
+        width=width, height=height,
     )  # fmt: skip
 
 
@@ -422,12 +420,14 @@ def perhaps_more(by: str) -> str:
     return f"({most} - on ({by}) sum by ({by}) ({uncharged()}) > {_SHOWN})"
 
 
-def holders(*matchers: str, places: Sequence[Column] = (GPU_COLUMN,), height: int = 10) -> Panel:
+def holders(
+    *matchers: str, places: Sequence[Column] = (replace(GPU_COLUMN, width=72),), height: int = 10
+) -> Panel:
     """Make the table of the holders that the matchers choose."""
     return holdings_table(
         "Holders", HOLDERS_SAY, holdings(*matchers),
         columns=[*places, PROCESS_COLUMN, PROGRAM_COLUMN, *OWNER_COLUMNS],
-        places=(), height=height,
+        places=(), by_gpu=bool(places), height=height,
     )  # fmt: skip
 
 

@@ -109,11 +109,9 @@ def test_an_empty_table_is_never_one_that_nobody_could_fill(
 @pytest.mark.parametrize(
     ("dashboard", "panel", "chosen", "meaning"),
     [
-        ("owner", "Memory", {"instance": "leak", "owner": "nobody"}, NOTHING),
         ("owner", "Memory", {"instance": "driver-lost"}, NO_DRIVER),
         ("owner", "GiB-hours in time range", {"instance": "leak", "owner": "nobody"}, NOTHING),
-        ("owner", "Reclaimable now", {"instance": "notebook"}, NO_SOURCE),
-        ("owner", "Reclaimable now", {"instance": "leak", "owner": "nobody"}, NOTHING),
+        ("owner", "Memory", {"instance": "leak", "owner": "nobody"}, NOTHING),
         ("framework", "Need known", {"instance": "released"}, NOT_WATCHED),
         ("framework", "Need known", {"instance": "mig|released", "job": "nothing"}, None),
         ("framework", "Agents", {"instance": "down"}, NOT_WATCHED),
