@@ -84,6 +84,21 @@ def test_a_leak_that_begins_late_is_found() -> None:
     assert (detector.leaked_bytes() or 0) > 10_000
 
 
+@pytest.mark.parametrize("begins", range(100, 125))
+def test_of_a_leak_that_begins_late_nearly_all_is_counted(begins: int) -> None:
+    """Also where it began within the minima that are looked at: else the pieces that it leaves seem to be more."""
+    passing = [0, 3, 3, 0, 3, 3, 3]
+    minima = [passing[place % 7] for place in range(begins)]
+    minima += [4 * (place + 1) + passing[place % 7] for place in range(23)]
+    assert 60 <= (torch_allocator.latest_rise(minima) or 0) <= 92
+
+
+def test_a_jump_before_a_leak_is_no_part_of_it() -> None:
+    """A program that loads another model, and then leaks, has leaked what came after."""
+    minima = [10] * 100 + [60 + place for place in range(20)]
+    assert 10 <= (torch_allocator.latest_rise(minima) or 0) <= 20
+
+
 def test_what_rises_and_falls_for_hours_is_no_leak() -> None:
     """A slow cycle of an hour is never taken for a leak after its first turn."""
     detector = torch_allocator.LeakDetector()
@@ -128,7 +143,7 @@ def test_growth_keeps_the_whole_time_in_little_space() -> None:
     for step in range(100_000):
         grown.add(step)
     assert len(grown.minima) <= torch_allocator.MAX_MINIMA + 1
-    assert grown.leaked_bytes() == pytest.approx(67_500, rel=0.05)
+    assert grown.leaked_bytes() == pytest.approx(90_000, rel=0.05)
 
 
 FULL: dict[str, int | None] = {"reserved": 100, "active": 60, "inactive_split": 15}

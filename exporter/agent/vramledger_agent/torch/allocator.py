@@ -162,6 +162,9 @@ WARM_UP_SHARE = 0.1
 MIN_RISE_SHARE = 0.25
 """Every rise must be at least this share of the mean rise: one jump is not a leak."""
 
+MAX_STEP = 4
+"""The part of a leak before what proves it has no step above so many mean ones: a jump is no part of it."""
+
 QUARTERS = 4
 
 
@@ -208,11 +211,23 @@ def latest_rise(minima: list[int]) -> int | None:
     length = len(minima) // 2
     while length >= MIN_MINIMA:
         before, last = minima[:-length], minima[-length:]
-        rise = leaked_bytes(last) or 0
-        if min(last[-length // QUARTERS :]) > max(before):
-            rises.append(rise)
+        rise = leaked_bytes(last)
+        newest = min(last[-length // QUARTERS :])
+        if rise and newest > max(before):
+            steepest = MAX_STEP * rise / length
+            rises.append(newest - _least_where_it_began(minima, len(before), steepest))
         length //= 2
     return max(rises)
+
+
+def _least_where_it_began(minima: list[int], start: int, steepest: float) -> int:
+    """Return the minimum from which a rise, seen from ``start`` on, began: no step up to there is steeper."""
+    least = min(minima[start:])
+    settled = int(len(minima) * WARM_UP_SHARE)
+    while start > settled and 0 < least - minima[start - 1] <= steepest:
+        start -= 1
+        least = minima[start]
+    return least
 
 
 def leaked_bytes(minima: list[int]) -> int | None:
