@@ -112,7 +112,7 @@ HOLDING_FAMILIES = (
             None if holding.state is not State.ORPHANED or holding.working is None else float(holding.working)
         ),
         "1 if an orphaned holder still works on the GPU, 0 if it is proven or seen that it has not for "
-        "--idle-after, from GPM's counters, NVML's utilisation, changes of its bytes and its agent.",
+        "--idle-after, from GPM's counters, NVML's utilisation and changes of its bytes.",
         source="the signs of `vramledger_process_last_active_timestamp_seconds`",
         absent="when the holder is not orphaned, and before either is known",
     ),
