@@ -28,6 +28,7 @@ from dashboards.src.queries import (
     age,
     demand_rate,
     holdings,
+    listed,
     minimum_demand_of,
     selector,
     steady_growth_of,
@@ -125,8 +126,9 @@ def could_be_freed() -> Panel:
 def growth() -> Panel:
     return stat(
         "Grows",
-        "The rise of the minimum of its demand within 15 minutes. A slower rise is in *Steady growth*.",
-        Query(f"sum({demand_rate(CHOSEN_PROCESS)})"),
+        "The rise of the minimum of its demand within 15 minutes; of slower growth, which is in *Steady "
+        "growth*, the mean.",
+        Query(f"sum({demand_rate(CHOSEN_PROCESS)} {listed(CHOSEN_PROCESS)})"),
         unit="binBps", needs=Needs(nothing="no rise is known"),
     )  # fmt: skip
 

@@ -254,14 +254,13 @@ def minimum_demand_of(*matchers: str) -> str:
 
 
 def demand_rate(*matchers: str) -> str:
-    """Return the rise of the minimum demand of each holding within 15 minutes, in bytes a second.
+    """Return :func:`growth_rate`, and else the rise of the minimum demand of each holding within 15 minutes.
 
     Only above every minimum of the hour before: else a sawtooth would rise. What has ended has a rise for 3
-    minutes more, in which its minimum is looked for: it is left out.
+    minutes more, in which its minimum is looked for.
     """
     rise = selector("vramledger_process:demand_rise_bytes:delta15m", *matchers)
-    there = selector("vramledger_process:memory_bytes:owned", *matchers)
-    return f"(sum by ({DEVICE_LABELS}, pid) ({rise}) / 900 and on ({HOLDING_LABELS}) {there})"
+    return f"({growth_rate(*matchers)} or on ({HOLDING_LABELS}) sum by ({DEVICE_LABELS}, pid) ({rise}) / 900)"
 
 
 def time_until_full(*matchers: str) -> str:
