@@ -14,7 +14,7 @@ from tests.support.host.model import GIB, MIB
 from tests.support.judging import Entry
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.reading import decode
-from vramledger.model.snapshot import DeviceSnapshot, Grade, Snapshot, State
+from vramledger.model.snapshot import DeviceSnapshot, Snapshot, State
 from vramledger.sampling.replay import read_recording
 from vramledger.storage.reduction import expand_reading, reduce_reading
 from vramledger.verdicts.cleanliness import CANNOT_TELL, NOT_CLEAN, CheckTolerance, check_devices
@@ -67,30 +67,6 @@ def test_every_test_of_the_table_exists(project: Path) -> None:
         assert any(path.exists() for path in files), name
 
 
-def test_coherent_memory_blames_nobody() -> None:
-    """The pages of the ended program are the operating system's; only the live holder makes the GPU busy."""
-    snapshot = last("coherent")
-    device = only(snapshot)
-    assert device.ledger is not None
-    assert (device.ledger.operating_system, device.ledger.unattributed) == (48 * GIB, 0)
-    (verdict,) = check_devices(snapshot, (), CheckTolerance())
-    assert [reason.pid for reason in verdict.reasons] == [2002]
-    said = "page cache 4.00 GiB, shared memory and tmpfs 1.00 GiB, memory of programs"
-    assert said in render_table(snapshot)
-    assert device.owner_usage is not None
-    assert [(each.freed, each.not_freed) for each in device.owner_usage.owners] == [(None, 0)]
-
-
-def test_on_an_orin_holders_are_known_and_their_work_is_not() -> None:
-    """An Orin has a ledger over the host's memory; nobody there is idle, and nothing is wasted."""
-    snapshot = last("orin")
-    device = only(snapshot)
-    assert device.ledger is not None
-    assert device.ledger.operating_system == device.ledger.used - 12 * GIB - 600 * MIB
-    states = {each.pid: (each.state, each.working) for each in device.holdings}
-    assert states == dict.fromkeys((2001, 2002), (State.ACTIVE, None))
-
-
 @pytest.mark.parametrize(("failed", "unknown"), [((), 4 * GIB + 9 * MIB), (("processes",), None)])
 def test_a_vgpu_without_a_list_of_processes_blames_nobody(
     failed: tuple[str, ...], unknown: int | None
@@ -102,15 +78,6 @@ def test_a_vgpu_without_a_list_of_processes_blames_nobody(
     ledger = only(HoldingTracker(idle_after=6).update(silent)).ledger
     assert (ledger and ledger.states[State.UNKNOWN]) == unknown
     assert ledger is None or ledger.unattributed == 0
-
-
-def test_an_instance_has_counters_of_its_own() -> None:
-    """Idleness on an instance is proven by its GPM counters; where they do not move, it is not."""
-    snapshot = last("mig")
-    grades = {each.pid: each.grade for device in snapshot.devices for each in device.holdings}
-    assert (grades[3001], grades[3003]) == (Grade.PROVEN, Grade.INFERRED)
-    why = {each.pid: each.why for device in snapshot.devices for each in device.holdings}
-    assert "nothing says whether it works" in why[3004]
 
 
 def test_what_nothing_counts_cannot_be_known() -> None:
@@ -129,15 +96,6 @@ def test_instances_are_named_by_profile_and_place() -> None:
     ]
 
 
-def test_compute_instances_share_one_ledger() -> None:
-    """The holders of both are in it, it is counted once, and nothing is unattributed but a context."""
-    _, first, second = last("mig-compute-instances").devices
-    assert first.ledger is not None
-    assert first.ledger == second.ledger
-    assert (first.memory_counted_under, second.memory_counted_under) == (None, first.reading.uuid)
-    assert first.ledger.unattributed == 9 * MIB
-
-
 @of_each_machine
 def test_the_past_knows_the_machine_too(entry: Entry) -> None:
     """What a storage keeps of a reading gives the same ledgers: no past blames anybody for other bytes."""
@@ -148,29 +106,3 @@ def test_the_past_knows_the_machine_too(entry: Entry) -> None:
         shown, found = live.update(reading), past.update(stored)
     assert [each.ledger for each in shown.devices] == [each.ledger for each in found.devices]
     assert render_table(shown).count("at ") == render_table(found).count("at ")
-
-
-def test_on_a_vgpu_idleness_is_inferred() -> None:
-    """Without GPM the driver's own rates are all that is known: no idleness there is proven."""
-    (holding,) = only(last("vgpu")).holdings
-    assert holding.grade is Grade.INFERRED
-
-
-def test_in_a_confidential_machine_idleness_is_not_proven() -> None:
-    """Counters that are hidden prove nothing: only the driver's own rates are left."""
-    device = only(last("confidential"))
-    (holding,) = device.holdings
-    assert (device.reading.confidential, holding.grade) == ("on", Grade.INFERRED)
-    assert device.ledger is not None
-    assert device.ledger.unattributed == 9 * MIB
-
-
-def test_a_limit_and_its_use_are_beside_each_owner() -> None:
-    """Who is near a limit of its own is named with both, and nobody is blamed for memory that it may take."""
-    snapshot = last("limits")
-    lines = [line.strip() for line in render_table(snapshot).splitlines() if "limit:" in line]
-    assert lines == [
-        "limit: slurm 41 may take 32.50 GiB, 32.15 GiB is taken (/slurm/job_41)",
-        "limit: slurm 42 may take 40.00 GiB, 8.00 GiB is taken (/slurm/job_42)",
-    ]
-    assert [each.state for each in only(snapshot).holdings] == [State.ACTIVE, State.ACTIVE]
