@@ -6,67 +6,16 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from tests.support.values import values_of
 from vramledger.errors import RecordingError
-from vramledger.model.holder_facts import KvCache
-from vramledger.model.reading import (
-    DeviceReading,
-    DriverWait,
-    HiddenHolder,
-    MemoryReading,
-    Owner,
-    ParentFacts,
-    PodLabels,
-    ProcessEntry,
-    ProcessFacts,
-    ProcessRow,
-    ProcessUtilization,
-    Rank,
-    Reading,
-    Scheduler,
-    XidEvent,
-    decode,
-    encode,
-)
+from vramledger.model.reading import ParentFacts, Reading, Scheduler, decode, encode
 
-FULL = Reading(
-    time=1.5, monotonic=2.5, duration=0.25, boot_id="boot", boot_time=100.0, ticks=250,
-    host_pid_namespace=False, failure=("timeout", "why"), driver_version="580", cuda_version="13.0",
-    devices=(
-        DeviceReading(
-            0, "GPU-0", name="NVIDIA H200", minor=0, divided=True, error="lost", duration=0.5,
-            memory=MemoryReading(4, 3, 1, None),
-            processes=(ProcessEntry(7, None, "CM"), ProcessEntry(8, 0, "G")),
-            utilization={"gpu": 0.0},
-            process_utilization=(ProcessUtilization(7, 1.0, 0.5, 0.0, 0.0, 0.0),),
-            hardware={"device_power_watts": 0.0, "device_clock_hertz": {"sm": 1.0}},
-            failed=("memory",),
-        ),
-        DeviceReading(1, "MIG-1", parent="GPU-0", processes=(), process_utilization=()),
-    ),
-    rows=(ProcessRow(7, 70, "S", 1, 7, 7, 0, 1),),
-    unseen={9: "gone"},
-    ended={7: "its container has ended"},
-    facts=(
-        ProcessFacts(
-            7, 70, uid=0, user="root", comm="a b)", command="x", nspid=(7, 1), ignores=("HUP",),
-            signs=("LOCAL_RANK",), service_main=True, cgroup=(), libraries=(), leader_alive=False,
-            owner=Owner("pod", "ns/pod", namespace="ns"),
-            settings=(("XLA_PYTHON_CLIENT_PREALLOCATE", "false"),),
-            parent=ParentFacts(1, 2, "init", "init", init=True), denied=("environ",),
-            rank=Rank(3, 8, "n7:29500"),
-        ),
-    ),
-    hidden=(HiddenHolder(5, 50, "cuda", "x", None, (0, 1)),),
-    waits=(DriverWait(7, 70, 8, "rpcSendMessage", 61.5),),
-    kv_caches=(KvCache(7, 70, 0.0, None, 4096),),
-    pods=(PodLabels("ml", "train-0", (("app", None), ("team", ""))),),
-    events=(XidEvent("GPU-0", 79, 1.0),),
-    collectors={"ledger": (False, 0.5)},
-)  # fmt: skip
+FULL, *REST = (replace(each, ticks=250) for each in values_of(Reading))
 
 
-@pytest.mark.parametrize("reading", [FULL, Reading(1.0, 2.0), Reading(1.0, 2.0, hidden=())])
+@pytest.mark.parametrize("reading", [FULL, *REST, Reading(1.0, 2.0)])
 def test_a_reading_survives_the_wire(reading: Reading) -> None:
     """Decoding returns every value, and distinguishes zero, empty and None."""
     assert decode(encode(reading)) == reading

@@ -1,15 +1,15 @@
 """What the storage keeps of a reading: every field, but for those that are named here."""
 
 import json
-import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
 import pytest
 from msgspec.structs import fields, replace
 
+from tests.support.values import values_of
 from vramledger.model.reading import DeviceReading, ProcessFacts, Reading, decode
 from vramledger.storage.reduction import apply, difference, expand_reading, reduce_reading
 
@@ -31,30 +31,6 @@ IN_PART: dict[str, tuple[object, ...]] = {
 }
 """Values of fields of which a part is left out, that the next one is computed from, or that have bounds."""
 KEYS = ("a", "b", "pid", "=", "-", "#", "~m", "")
-
-
-def values_of(hint: Any) -> Iterator[Any]:  # noqa: ANN401 a type
-    """Yield values of a type: a full one first, and then each that could be taken for no value."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        for each in arguments:
-            yield from values_of(each)
-    elif hint is type(None):
-        yield None
-    elif hint in (int, float, str, bool):
-        yield {int: 3, float: 0.5, str: "x", bool: True}[hint]
-        yield hint()
-    elif origin is tuple and arguments[-1] is Ellipsis:
-        yield (next(values_of(arguments[0])),)
-        yield ()
-    elif origin is tuple:
-        yield tuple(next(values_of(each)) for each in arguments)
-    elif origin is Mapping:
-        key, value = (next(values_of(each)) for each in arguments)
-        yield {key: value}
-        yield {}
-    else:  # a named tuple
-        yield hint(*(next(values_of(each)) for each in typing.get_type_hints(hint).values()))
 
 
 def cases() -> Iterator[tuple[type, str, Any]]:
