@@ -1,1 +1,0 @@
-"""The devices of the stand-in."""
