@@ -45,18 +45,12 @@ class FleetHost:
         ]
         self._size = self._host.gpus[0].total / 1.2 / holders
         self._lives: dict[tuple[int, int], Process] = {}
-        self.up = True
         self._exporter = SimulatedExporter(self._host, IDLE_AFTER)
         self._starting = True
         self._exposition = Exposition(Config().processes_max, lambda: None)
         self._request = ScrapeRequest(
             select_collectors(Config(), [], []), None, openmetrics=False, compressed=True
         )
-
-    def restart(self) -> None:
-        """Start its exporter again: its first scrape is empty, and it remembers nothing."""
-        self._exporter.restart()
-        self._starting = True
 
     def page(self, now: float | None = None) -> bytes:
         """Render the host as it is at a Unix time, the present one unless told otherwise; gzip."""

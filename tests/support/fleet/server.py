@@ -11,35 +11,16 @@ from tests.support.fleet.hosts import FleetHost, fleet
 
 
 def make_app(hosts: list[FleetHost]) -> web.Application:
-    """Build an application that answers ``/hosts/N/metrics`` for every host.
-
-    A POST to ``/hosts/N/stop`` ends a host's exporter, one to ``/hosts/N/start`` starts it again.
-    """
-
-    def host(request: web.Request) -> FleetHost:
-        return hosts[int(request.match_info["number"])]
+    """Build an application that answers ``/hosts/N/metrics`` for every host."""
 
     async def metrics(request: web.Request) -> web.Response:
-        if not host(request).up:
-            raise web.HTTPServiceUnavailable  # a failed scrape, as when nobody listens
         return web.Response(
-            body=host(request).page(),
+            body=hosts[int(request.match_info["number"])].page(),
             headers={"Content-Type": "text/plain; version=0.0.4", "Content-Encoding": "gzip"},
         )
 
-    async def stop(request: web.Request) -> web.Response:
-        host(request).up = False
-        return web.Response()
-
-    async def start(request: web.Request) -> web.Response:
-        host(request).restart()
-        host(request).up = True
-        return web.Response()
-
     app = web.Application()
     app.router.add_get(r"/hosts/{number:\d+}/metrics", metrics)
-    app.router.add_post(r"/hosts/{number:\d+}/stop", stop)
-    app.router.add_post(r"/hosts/{number:\d+}/start", start)
     return app
 
 
