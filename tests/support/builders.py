@@ -24,7 +24,9 @@ from vramledger.model.reading import (
     HiddenHolder,
     MemoryReading,
     NodeMemory,
+    Owner,
     ParentFacts,
+    PodLabels,
     ProcessEntry,
     ProcessFacts,
     Rank,
@@ -38,6 +40,8 @@ from vramledger.model.snapshot import (
     OwnerOoms,
     Pool,
     ProcessSnapshot,
+    Reservation,
+    ReservationStatus,
     Snapshot,
     State,
     UnchargedBytes,
@@ -287,3 +291,71 @@ class Shown:
         while self.snapshot.serial <= serial:  # noqa: ASYNC110 - a test sets an attribute, not an event
             await asyncio.sleep(0.005)
         return self.snapshot
+
+
+def rich_host() -> Snapshot:
+    """Make a host with one working device, one with every problem, and all facts about both."""
+    orphan = replace(
+        holding(101, 900 * MIB, State.ORPHANED, sm=0.5, last_active=NOW),
+        working=False, busy_without_work_since=NOW, uncharged=managed(MIB, 2 * MIB),
+    )  # fmt: skip
+    working = device(
+        0,
+        [orphan, holding(102)],
+        undivided=UndividedBytes(MIB, (101, 102), State.ACTIVE, False, None),
+        hardware={
+            **HARDWARE,
+            "device_performance_state": 2.0,
+            "device_pcie_link_generation": {"current": 3.0, "max": 5.0},
+        },
+        utilization={"gpu": 0.75, "memory": 0.25},
+        activity={**ACTIVITY, "occupancy": 0.05, "dram": 0.9, "nvlink_receive": 0.0},
+    )
+    hoarded = device(
+        1,
+        [holding(201, TOTAL - 8192 * MIB, State.IDLE), holding(202)],
+        hardware={
+            **HARDWARE,
+            **dict.fromkeys(("device_row_remap_pending", "device_row_remap_failed"), 1.0),
+            **{f"device_{coder}_utilization_ratio": 1.0 for coder in ("encoder", "decoder")},
+            "device_power_limit_watts": 400.0,
+            "device_remapped_rows": {"corrected": 1.0, "uncorrected": 0.0},
+            "device_recovery_action": {"gpu_reset": 1.0},
+            "device_pcie_link_width": {"current": 8.0, "max": 16.0},
+        },
+        utilization={"gpu": 0.0, "memory": 0.0},
+        activity={**ACTIVITY, "sm": 0.0},
+        hidden=(HiddenHolder(9, 900, "cuda", "python", "ada", (1,)),),
+        xids={79: 1},
+    )
+    processes = [process(pid, distributed=True) for pid in (101, 102, 201)] + [process(202, user="grace")]
+    assert processes[0].facts is not None
+    pod = Owner("pod", "ml/train-0", "ml", "train-0")
+    processes[0] = replace(processes[0], facts=structs.replace(processes[0].facts, owner=pod))
+    return replace(
+        snapshot(working, in_trouble(hoarded), coherent_device(), ASLEEP, processes=processes),
+        agents={101: replace(agent(working.reading.uuid), unmapped=1)},
+        agent_socket=SOCKET,
+        hidden_unreadable=3,
+        ooms=OOMS,
+        pods=(PodLabels("ml", "train-0", (("team", "vision"),)),),
+        kv_caches={101: KV_CACHE._replace(pid=101)},
+    )
+
+
+ASLEEP = DeviceSnapshot(DeviceReading(5, "GPU-00000005", error="asleep"), up=False)
+
+
+def in_trouble(hoarded: DeviceSnapshot) -> DeviceSnapshot:
+    """Return a device with overlap, too many owners, an unused reservation, and an unreserved holder."""
+    assert hoarded.ledger is not None
+    assert hoarded.owner_usage is not None
+    waiting = Reservation("pod", "ml/train-0", "kubelet", held=False)
+    using = Reservation("user", "ada", "kubelet", held=True, user="ada", account="physics")
+    return replace(
+        hoarded,
+        ghost=True,
+        ledger=replace(hoarded.ledger, overlap=MIB),
+        owner_usage=hoarded.owner_usage._replace(dropped=2),
+        reservation_status=ReservationStatus((waiting, using), (202,), ("kubelet",)),
+    )

@@ -9,22 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from msgspec import structs
 
 from docs.src.generate import DOCS, queries
 from tests.support import builders
-from tests.support.builders import (
-    MIB,
-    OOMS,
-    SOCKET,
-    TOTAL,
-    agent,
-    device,
-    holding,
-    managed,
-    process,
-    snapshot,
-)
+from tests.support.builders import rich_host, snapshot
 from tests.support.requirements import VERSIONS, require_version
 from vramledger.config import COLLECTORS
 from vramledger.metrics.access import WEB_CONFIG_LOADED, WEB_CONFIG_LOADED_TIME, WEB_REFUSALS, WEB_REFUSED
@@ -33,15 +21,7 @@ from vramledger.metrics.exposition import Exposition, ScrapeRequest
 from vramledger.metrics.families import Collected
 from vramledger.metrics.storage import StorageFigures
 from vramledger.metrics.storage import collect as collect_storage
-from vramledger.model.reading import DeviceReading, HiddenHolder, Owner, PodLabels
-from vramledger.model.snapshot import (
-    DeviceSnapshot,
-    Reservation,
-    ReservationStatus,
-    Snapshot,
-    State,
-    UndividedBytes,
-)
+from vramledger.model.snapshot import Snapshot
 
 INDEX = re.findall(
     r"^ *```promql\n(.*?)^ *```$", (DOCS / "METRICS.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
@@ -117,71 +97,3 @@ def own_families() -> Collected:
         (WEB_CONFIG_LOADED, [((), 1.0)]),
         (WEB_CONFIG_LOADED_TIME, [((), builders.NOW)]),
     ]
-
-
-def rich_host() -> Snapshot:
-    """Make a host with one working device, one with every problem, and all facts about both."""
-    orphan = replace(
-        holding(101, 900 * MIB, State.ORPHANED, sm=0.5, last_active=builders.NOW),
-        working=False, busy_without_work_since=builders.NOW, uncharged=managed(MIB, 2 * MIB),
-    )  # fmt: skip
-    working = device(
-        0,
-        [orphan, holding(102)],
-        undivided=UndividedBytes(MIB, (101, 102), State.ACTIVE, False, None),
-        hardware={
-            **builders.HARDWARE,
-            "device_performance_state": 2.0,
-            "device_pcie_link_generation": {"current": 3.0, "max": 5.0},
-        },
-        utilization={"gpu": 0.75, "memory": 0.25},
-        activity={**builders.ACTIVITY, "occupancy": 0.05, "dram": 0.9, "nvlink_receive": 0.0},
-    )
-    hoarded = device(
-        1,
-        [holding(201, TOTAL - 8192 * MIB, State.IDLE), holding(202)],
-        hardware={
-            **builders.HARDWARE,
-            **dict.fromkeys(("device_row_remap_pending", "device_row_remap_failed"), 1.0),
-            **{f"device_{coder}_utilization_ratio": 1.0 for coder in ("encoder", "decoder")},
-            "device_power_limit_watts": 400.0,
-            "device_remapped_rows": {"corrected": 1.0, "uncorrected": 0.0},
-            "device_recovery_action": {"gpu_reset": 1.0},
-            "device_pcie_link_width": {"current": 8.0, "max": 16.0},
-        },
-        utilization={"gpu": 0.0, "memory": 0.0},
-        activity={**builders.ACTIVITY, "sm": 0.0},
-        hidden=(HiddenHolder(9, 900, "cuda", "python", "ada", (1,)),),
-        xids={79: 1},
-    )
-    processes = [process(pid, distributed=True) for pid in (101, 102, 201)] + [process(202, user="grace")]
-    assert processes[0].facts is not None
-    pod = Owner("pod", "ml/train-0", "ml", "train-0")
-    processes[0] = replace(processes[0], facts=structs.replace(processes[0].facts, owner=pod))
-    return replace(
-        snapshot(working, in_trouble(hoarded), builders.coherent_device(), ASLEEP, processes=processes),
-        agents={101: replace(agent(working.reading.uuid), unmapped=1)},
-        agent_socket=SOCKET,
-        hidden_unreadable=3,
-        ooms=OOMS,
-        pods=(PodLabels("ml", "train-0", (("team", "vision"),)),),
-        kv_caches={101: builders.KV_CACHE._replace(pid=101)},
-    )
-
-
-ASLEEP = DeviceSnapshot(DeviceReading(5, "GPU-00000005", error="asleep"), up=False)
-
-
-def in_trouble(hoarded: DeviceSnapshot) -> DeviceSnapshot:
-    """Return a device with overlap, too many owners, an unused reservation, and an unreserved holder."""
-    assert hoarded.ledger is not None
-    assert hoarded.owner_usage is not None
-    waiting = Reservation("pod", "ml/train-0", "kubelet", held=False)
-    using = Reservation("user", "ada", "kubelet", held=True, user="ada", account="physics")
-    return replace(
-        hoarded,
-        ghost=True,
-        ledger=replace(hoarded.ledger, overlap=MIB),
-        owner_usage=hoarded.owner_usage._replace(dropped=2),
-        reservation_status=ReservationStatus((waiting, using), (202,), ("kubelet",)),
-    )

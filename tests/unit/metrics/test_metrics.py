@@ -13,9 +13,8 @@ from msgspec import structs
 
 from tests.support import builders
 from tests.support.builders import (
+    ASLEEP,
     MIB,
-    OOMS,
-    SOCKET,
     agent,
     crowd,
     device,
@@ -36,12 +35,10 @@ from vramledger.metrics.exposition import Exposition, ScrapeRequest
 from vramledger.metrics.families import SAMPLING, Family
 from vramledger.metrics.hardware import HARDWARE
 from vramledger.metrics.pods import label_names
-from vramledger.model.reading import FAILURE_REASONS, DeviceReading, HiddenHolder, PodLabels
+from vramledger.model.reading import FAILURE_REASONS, DeviceReading, PodLabels
 from vramledger.model.snapshot import (
     DeviceSnapshot,
     Grade,
-    OwnerUsage,
-    OwnerUsageTotals,
     Pool,
     Reservation,
     ReservationStatus,
@@ -56,7 +53,6 @@ HOME = Path(metrics.__file__).parent
 
 Series = dict[tuple[str, ...], float]
 
-ASLEEP = DeviceSnapshot(DeviceReading(5, "GPU-asleep", error="asleep"), up=False)
 LABELLED = PodLabels("ml", "train-0", (("app/name", None), ("team", 'vi"sion')))
 
 
@@ -120,38 +116,7 @@ def test_every_hardware_reading_of_the_driver_has_a_family() -> None:
 
 def test_every_family_can_be_served() -> None:
     """A snapshot with everything in it gives a sample of every declared family."""
-    rich = device(
-        0,
-        [
-            replace(
-                holding(101, sm=0.5, last_active=builders.NOW, uncharged=managed(MIB)),
-                busy_without_work_since=builders.NOW - 600,
-            ),
-            replace(holding(102, state=State.ORPHANED), working=False),
-        ],
-        hardware=builders.HARDWARE,
-        utilization={"gpu": 0.5, "memory": 0.25},
-        activity=builders.ACTIVITY,
-        hidden=(HiddenHolder(9, 900, "cuda", "python", "ada", (0,)),),
-        xids={79: 1},
-        undivided=UndividedBytes(MIB, (101, 102), State.ACTIVE, False, None),
-    )
-    reserved = Reservation("slurm", "41", "slurm", held=True, user="ada", account="physics")
-    usage = OwnerUsage("user", "ada", {State.IDLE: 1}, {State.IDLE: 1.0}, 1.0, 0, 0)
-    rich = replace(
-        rich,
-        reservation_status=ReservationStatus((reserved,), (), ("slurm",)),
-        owner_usage=OwnerUsageTotals((usage,), 0, 0.0),
-        ghost=False,
-    )
-
-    ranks = [process(101, distributed=True), process(102)]
-    shot = replace(
-        snapshot(rich, builders.coherent_device(), ASLEEP, processes=ranks),
-        agents={101: agent(rich.reading.uuid)}, agent_socket=SOCKET, ooms=OOMS, pods=(LABELLED,),
-        kv_caches={101: builders.KV_CACHE},
-    )  # fmt: skip
-    names = {f"vramledger_{name}" for name in served(shot)}
+    names = {f"vramledger_{name}" for name in served(builders.rich_host())}
 
     health = {"vramledger_collector_success", "vramledger_collector_duration_seconds"}
     own = {  # tests/integration/web/access and tests/e2e/test_storage.py serve them
