@@ -10,19 +10,18 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
 from tests.integration.readers.owners.test_owners_real import cgroup
 from tests.support.players.listed import listed_while_alive
 from tests.support.players.stage import Stage
-from tests.support.requirements import do_without, require_host_pid_namespace, require_root, require_tool
+from tests.support.podman import busybox_image, container
+from tests.support.requirements import require_host_pid_namespace, require_root, require_tool
 from tests.support.slurm.daemons import step_daemon
 from tests.support.standin.library import GIB, Code, StandIn
 
@@ -438,43 +437,8 @@ def test_a_name_below_makes_nobody_a_container(
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Give an image that has this machine's busybox alone."""
-    require_root()
-    for name in ("podman", "runc"):
-        require_tool(name)
-    archive = tmp_path_factory.mktemp("image") / "image.tar"
-    with tarfile.open(archive, "w") as layer:
-        layer.add(require_tool("busybox"), "bin/busybox")
-    name = f"vramledger-slurm-{os.getpid()}"
-    subprocess.run(["podman", "import", archive, name], check=True, capture_output=True)
-    yield name
-    subprocess.run(["podman", "rmi", "-f", name], check=False, capture_output=True)
-
-
-@contextmanager
-def container(image: str, **variables: object) -> Iterator[int]:
-    """Run a container, as a daemon does it for somebody's client; give its pid."""
-    name = f"{image}-{uuid4().hex[:8]}"
-    limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
-    given = [f"--env={key}={value}" for key, value in variables.items()]
-    command = [
-        "podman",
-        "--cgroup-manager=cgroupfs",
-        "run",
-        "-d",
-        "--runtime=runc",
-        "--network=host",
-        *limits,
-    ]
-    command += [*given, "--name", name, image, "/bin/busybox", "sleep", "600"]
-    started = subprocess.run(command, check=False, capture_output=True, text=True)
-    try:
-        if started.returncode:
-            do_without(f"podman cannot run a container here ({started.stderr.strip()[-200:]})")
-        inspect = ["podman", "inspect", "-f", "{{.State.Pid}}", name]
-        yield int(subprocess.run(inspect, check=True, capture_output=True, text=True).stdout)
-    finally:
-        subprocess.run(["podman", "rm", "-f", "-t", "0", name], check=False, capture_output=True)
+    with busybox_image(tmp_path_factory.mktemp("image")) as name:
+        yield name
 
 
 @dataclass(frozen=True)
@@ -498,7 +462,7 @@ def test_a_container_of_a_running_job(node: Node, standin: StandIn, image: str) 
     """A container may be a running job's on a GPU of that job; when the job has ended, it is left over."""
     job = 900_000_000 + os.getpid()
     node.record(job, "nvidia0")
-    with step_daemon(job + 2), step_daemon(job), container(image) as pid:
+    with step_daemon(job + 2), step_daemon(job), container(image) as (_, pid):
         standin.device(0).set_processes([(pid, 20 * GIB)])
         assert node.run("prolog.sh", job=job + 1, SLURM_JOB_GPUS="0") == 0
         assert (node.state, node.updates) == ("IDLE", [])
@@ -511,7 +475,7 @@ def test_a_container_that_is_older_than_the_jobs(node: Node, standin: StandIn, i
     """A container that was there before a running job began is not that job's."""
     job = 900_000_000 + os.getpid()
     node.record(job, "nvidia0")
-    with container(image) as pid, step_daemon(job):
+    with container(image) as (_, pid), step_daemon(job):
         standin.device(0).set_processes([(pid, 20 * GIB)])
         assert node.run("prolog.sh", job=job + 1, SLURM_JOB_GPUS="0") == 1
         assert node.reason.startswith("vram GPU0 root 20GiB")
@@ -525,8 +489,8 @@ def test_a_container_that_names_its_job(node: Node, standin: StandIn, image: str
         node.record(number, "nvidia0", uid=64031)
     with (
         step_daemon(job + 1),
-        container(image, SLURM_JOB_ID=job + 1) as neighbour,
-        container(image, SLURM_JOB_ID=job) as pid,
+        container(image, SLURM_JOB_ID=job + 1) as (_, neighbour),
+        container(image, SLURM_JOB_ID=job) as (_, pid),
         listed_while_alive(standin, Contained(pid), Contained(neighbour)),
     ):
         assert node.run("epilog.sh", job=job, SLURM_JOB_GPUS="0") == 0

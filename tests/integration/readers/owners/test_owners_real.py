@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tarfile
 import urllib.request
 import uuid
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from tests.support import requirements
+from tests.support import podman, requirements
 from tests.support.players.stage import Stage
 from tests.support.ports import free_port
 from tests.support.procs import NOBODY
@@ -197,48 +196,22 @@ def test_containers_of_two_namespaces_do_not_end_each_other(tmp_path: Path, stag
     assert ended == {}
 
 
-@pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Make an image of one static program, and return its name."""
-    requirements.require_root()
-    for name in ("podman", "runc"):
-        requirements.require_tool(name)
-    busybox = requirements.require_tool("busybox")
-    archive = tmp_path_factory.mktemp("image") / "image.tar"
-    with tarfile.open(archive, "w") as tar:
-        tar.add(busybox, "bin/sh")
-        tar.add(busybox, "bin/sleep")
-    name = f"vramledger-test-{os.getpid()}"
-    subprocess.run(["podman", "import", archive, name], check=True, capture_output=True)
-    yield name
-    subprocess.run(["podman", "rmi", "-f", name], check=False, capture_output=True)
-
-
 @pytest.mark.thorough
-def test_a_container_of_podman(image: str) -> None:
+def test_a_container_of_podman(tmp_path: Path) -> None:
     """A real container has Podman's name, and is alive by Podman's marks until it is stopped."""
-    limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
-    run = ["podman", "run", "-d", "--runtime", "runc", "--network=host", *limits, "--name", image, image]
-    started = subprocess.run([*run, "sleep", "600"], check=False, capture_output=True, text=True)
-    if started.returncode != 0:
-        requirements.do_without(f"podman cannot run a container here ({started.stderr.strip()[-200:]})")
-    try:
-        inspect = ["podman", "inspect", "-f", "{{.State.Pid}}", image]
-        pid = int(subprocess.check_output(inspect))
+    with podman.busybox_image(tmp_path) as image, podman.container(image) as (name, pid):
         owners, host, clock = fresh()
         row, owner = asked(owners, host, pid)
-        assert (owner.type, owner.name, owner.container) == ("container", image, image)
+        assert (owner.type, owner.name, owner.container) == ("container", name, name)
         assert [evidence(owners, clock, row) for _ in range(20)] == [None] * 20
         watched = owners._holders[row.pid, row.start].watched  # noqa: SLF001 to know that a look has been
         assert watched is not None
         wait_until(lambda: evidence(owners, clock, row) or watched.seen, "the evidence, or a look")
         assert not watched.evidence
-        subprocess.run(["podman", "kill", image], check=True, capture_output=True)
+        subprocess.run(["podman", "kill", name], check=True, capture_output=True)
         # The process has ended too; this row is what a driver would still list of it.
         wait_until(lambda: evidence(owners, clock, row), "the evidence")
         assert "its runtime no longer has the container" in (evidence(owners, clock, row) or "")
-    finally:
-        subprocess.run(["podman", "rm", "-f", "-t", "0", image], check=False, capture_output=True)
 
 
 @pytest.mark.thorough
