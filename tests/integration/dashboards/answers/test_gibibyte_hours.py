@@ -12,19 +12,6 @@ from tests.support.fleet.engines import Engine
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]  # 150 s of CPU for all of this folder
 
-
-def test_wasted_gibibyte_hours_are_those_of_the_simulation(engine: Engine) -> None:
-    """The GiB-hours of a range are those that the exporters counted in it, whatever the range."""
-    wasted = 'vramledger_owner_memory_wasted_byte_seconds_total{instance="hoarder"}'
-    for minutes in (30, 31, 45, 60, 94, 120, 127):
-        expr = query_of("owner", "GiB-hours in time range", "C")
-        shown = ask(engine, over_minutes(expr, minutes, instance="hoarder"), **AT_NOW)
-        counted = f"sum({wasted} - ({wasted} offset {minutes}m or 0 * {wasted})) / 2^30 / 3600"
-        (true,) = ask(engine, counted, **AT_NOW)
-
-        assert float(shown[0]["value"][1]) == pytest.approx(float(true["value"][1]), rel=4.5 / minutes)
-
-
 USAGE = "GiB-hours by owner and state"
 
 
