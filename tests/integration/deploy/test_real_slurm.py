@@ -249,18 +249,6 @@ def test_jobs_share_a_gpu(cluster: Cluster) -> None:
     assert (cluster.states(), cluster.reason()) == ({"n1": "IDLE"}, "")
 
 
-def test_a_job_without_a_record(cluster: Cluster) -> None:
-    """A job that began before the scripts were installed is not a leftover for the next one on its GPU."""
-    first = cluster.submit("--gres=shard:1", hold="6 gpus=2")
-    holds(cluster, 1)
-    cluster.run("rm", "-r", "/run/vramledger-slurm/jobs")
-    second = cluster.submit("--gres=shard:1", hold="1 gpus=2", user="bob")
-    for job in (first, second):
-        assert cluster.wait_for(job, "COMPLETED", "FAILED", "NODE_FAIL") == "COMPLETED"
-    cluster.wait_idle()
-    assert (cluster.states(), cluster.reason()) == ({"n1": "IDLE"}, "")
-
-
 def test_the_exporter_shows_jobs_and_accounts(cluster: Cluster) -> None:
     """A job has its number in every version of Slurm; its account is known, also without a holder."""
     cluster.start("exporter", ["/usr/local/bin/vramledger", "serve"])
@@ -295,34 +283,6 @@ def test_a_leftover_on_the_jobs_gpu_drains(cluster: Cluster) -> None:
     assert cluster.reason()[:20] == "vram GPU2 dead 20GiB"
     wait_until(lambda: cluster.state_of(job) == "PENDING", "the job is requeued")
     assert "held" not in cluster.run("squeue", "-h", "-o", "%r", "-j", str(job)).lower()
-
-
-def test_a_driver_blip_is_undone(cluster: Cluster) -> None:
-    """A node that was drained because the driver was gone comes back with it; an addition keeps it out."""
-    driver = cluster.driver.standin
-    driver.driver_error = Code.DRIVER_NOT_LOADED
-    health(cluster)
-    assert cluster.reason().startswith("vram? ")
-    driver.driver_error = 0
-    health(cluster)
-    assert cluster.states() == {"n1": "IDLE"}
-    driver.driver_error = Code.DRIVER_NOT_LOADED
-    health(cluster)
-    driver.driver_error = 0
-    added = f"{cluster.reason()}; HW ticket 4711"
-    cluster.run("scontrol", "update", "NodeName=n1", f"Reason={added}")
-    health(cluster)
-    assert (cluster.states(), cluster.reason()) == ({"n1": "DRAINED"}, added)
-
-
-def test_a_cancelled_job_leaves_nothing(cluster: Cluster) -> None:
-    """A job that ignores SIGTERM is killed by Slurm, and its node is healthy."""
-    job = cluster.submit("--gres=gpu:1", hold="300 gpus=2 term=ignore")
-    holds(cluster, 1)
-    cluster.run("scancel", str(job))
-    cluster.wait_idle()
-    assert (cluster.states(), cluster.reason()) == ({"n1": "IDLE"}, "")
-    holds(cluster, 0)
 
 
 def test_slurmctld_does_not_answer(cluster: Cluster) -> None:
