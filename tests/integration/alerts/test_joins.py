@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.alerts.nodes import Holder, Node
-from tests.support.alerts.parts import IDLE, PREALLOCATED, Relabel, grows, on_gpu, torch, with_labels
+from tests.support.alerts.parts import IDLE, PREALLOCATED, grows, torch, with_labels
 from tests.support.alerts.promtool import evaluation_order
 from tests.support.alerts.shipped import first_of_each_rule, watched_for
 from tests.support.alerts.situation import Situation, what_is_told
@@ -133,15 +133,6 @@ BUSY = (
 """Something for as many rules as possible."""
 
 
-def moved(minute: float, label: str) -> Relabel:
-    """Return a change of a label from 0 to 1 at a minute, where it is; everywhere if it is the target's."""
-
-    def relabel(now: float, labels: Mapping[str, str]) -> Mapping[str, str]:
-        return {**labels, label: str(int(now >= minute))} if label != "gpu" or label in labels else labels
-
-    return relabel
-
-
 @pytest.mark.parametrize("version", EACH_VERSION)
 def test_two_clusters_may_have_a_node_of_one_name(tmp_path: Path, version: str) -> None:
     """What happens in one cluster is found there, and the same pid of the other's node is another process."""
@@ -159,37 +150,6 @@ def test_two_clusters_may_have_a_node_of_one_name(tmp_path: Path, version: str) 
     assert {each for each in found if each[0] != "east"} == {("west", "GpuMemoryZombie", "7")}
     assert {("east", "GpuMemoryOrphaned", "9"), ("east", "GpuMemoryHoardedWhileShort", "7")} <= found
     assert ("east", "GpuMemoryLeakSuspected", "8") in found
-
-
-# What lingers overlaps with what follows in every selector, and what ends only in those with a range.
-ENDS = pytest.param(True, marks=pytest.mark.thorough)
-
-
-@pytest.mark.parametrize("version", EACH_VERSION)
-@pytest.mark.parametrize("marked", [ENDS, False], ids=["series end", "series linger"])
-@pytest.mark.parametrize("label", ["gpu", "rack"])
-def test_a_label_may_change_on_one_node(label: str, marked: bool, tmp_path: Path, version: str) -> None:
-    """While a GPU has two indices, or a target two racks, every rule judges this node and the others."""
-    changing = Node(BUSY, relabel=moved(61, label), extra={on_gpu("device_hidden_holders"): 1})
-    steady = Node(BUSY, relabel=with_labels(cluster="steady"))
-    manager = Manager(
-        60, order=evaluation_order(), promtool=require_version("promtool", version), everything=True
-    )
-    series = [
-        (each["series"], each["values"] if marked else each["values"].replace("stale", "_"))
-        for node in (changing, steady)
-        for each in node.series(80)
-    ]
-    times = [minute * 60 for minute in (60, 61, 62, 63, 64, 66, 68, 70, 80)]
-    samples = ask(_FIRING, times, series, tmp_path, manager)
-    always = {
-        (labels.get("cluster", ""), labels["alertname"]): len(seen)
-        for key, seen in samples.items()
-        if (labels := dict(key)) and labels["alertname"] == "GpuMemoryHoardedWhileShort"
-    }
-
-    assert always["steady", "GpuMemoryHoardedWhileShort"] == len(times)
-    assert ("", "GpuMemoryHoardedWhileShort") in always
 
 
 def test_nothing_else_fires_at_a_boundary(tmp_path: Path) -> None:
