@@ -169,10 +169,10 @@ def growing() -> Panel:
     names = f"{holdings()} and on ({HOLDER_LABELS}) {growth_rate()}"
     return table(
         "Who grows steadily",
-        "The ten programs whose need grows fastest, and has grown in each part of some minutes, hours or "
-        "days: a leak, or a cache that is not full yet. The rise within 15 minutes, and when the GPU is full "
-        "if it goes on, as on the other dashboards. An alert follows where it goes on. Nothing is said of a "
-        "program in its first half hour. A click on a program shows its process.",
+        "The ten holders whose need grows fastest, and has grown in each part of some minutes, hours or "
+        "days: a leak, or a cache that is not full yet. The rise within 15 minutes, or of slower growth the "
+        "mean; and when the GPU is full at the rate of 15 minutes. An alert follows where it goes on. "
+        "Nothing is said of a program in its first half hour. A click on a program shows its process.",
         Query(f"topk(10, {growth_rate()} {listed()})"),
         Query(f"max by ({HOLDER_LABELS}) ({until_full})"),
         Query(f"max by ({HOLDER_LABELS}, command) ({names})"),

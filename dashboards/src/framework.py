@@ -24,10 +24,10 @@ from dashboards.src.queries import (
     FRAGMENTED,
     HOLDING_LABELS,
     NODE_LABELS,
-    UUID_LABELS,
     count_equal,
     device_bytes,
     holdings,
+    listed,
     newest_bytes,
     process_utilisation,
     selector,
@@ -138,29 +138,25 @@ def by_policy() -> Panel:
 
 
 def room_for_more() -> Panel:
-    by = f"{UUID_LABELS}, gpu"
-    free = device_bytes("free")
     return table(
         "Room on each GPU",
-        "The ten GPUs with most room: what is free now; what programs hold there beyond their peak need, "
-        "recorded every 4 minutes; the sum of both, which would be free if each program were limited to its "
-        "need; and what is perhaps beyond a need that is known only without context and libraries.",
-        Query(f"topk(10, sum by ({by}) ({free} or {beyond_need()}))"),
-        Query(f"sum by ({DEVICE_LABELS}) ({free})"),
-        Query(f"sum by ({by}) ({beyond_need()})"),
-        Query(f"sum by ({by}) ({perhaps_unneeded()})"),
-        Query(f"max by ({by}) ({process_utilisation()})"),
+        "The ten GPUs with most free memory; what limits to their peak need would free of programs there "
+        "besides; and what is perhaps beyond a need that is known only without context and libraries. The "
+        "last two are recorded every 4 minutes.",
+        Query(f"topk(10, sum by ({DEVICE_LABELS}) ({device_bytes('free')}))"),
+        Query(f"sum by ({DEVICE_LABELS}) ({beyond_need()} {listed()})"),
+        Query(f"sum by ({DEVICE_LABELS}) ({perhaps_unneeded()} {listed()})"),
+        Query(f"max by ({DEVICE_LABELS}) ({process_utilisation()})"),
         columns=[
             NODE_COLUMN,
             GPU_COLUMN,
-            Column("Value #B", "Free now", BYTES, width=88),
-            Column("Value #C", "Beyond need", BYTES, width=88),
-            Column("Value #A", "Free, if limited", BYTES, width=101),
-            Column("Value #D", "Perhaps beyond", BYTES, width=88),
-            Column("Value #E", "SMs, 15 min", SHARE, width=66),
+            Column("Value #A", "Free now", BYTES, width=104),
+            Column("Value #B", "Beyond need", BYTES, width=90),
+            Column("Value #C", "Perhaps beyond", BYTES, width=90),
+            Column("Value #D", "SMs, 15 min", SHARE, width=66),
         ],
         empty="no GPU is known",
-        needs="device", sort="Value #A", rows_of="Value #A", width=12, height=7,
+        needs="device", sort="Value #A", rows_of="Value #A", width=11, height=7,
     )  # fmt: skip
 
 
@@ -170,7 +166,7 @@ def could_move() -> Panel:
     return table(
         "Jobs that could move to another GPU",
         "The ten jobs that need least of those that would fit, by memory and by SMs, on another GPU of their "
-        "node: the one of *Room on each GPU* with most room if each program there held only what it needs. "
+        "node: the one with most room if each program there held only what it needs. "
         "Limit the programs there first: vramledger fit says to what. "
         "Needs is at most this: without a reported peak a whole pool counts.",
         Query(f"bottomk(10, {fits})"),
@@ -186,7 +182,7 @@ def could_move() -> Panel:
             Column("to", "To GPU", width=60),
         ],
         empty="none fits by memory and SMs",
-        needs="agent", sort="Value #A", ascending=True, rows_of="Value #A", width=12, height=7,
+        needs="agent", sort="Value #A", ascending=True, rows_of="Value #A", width=13, height=7,
     )  # fmt: skip
 
 

@@ -239,8 +239,9 @@ def steady_growth_of(span: str, *matchers: str) -> str:
 
 
 def listed(*matchers: str) -> str:
-    """Return the condition that NVML lists a holding now: its records stay for minutes after its end."""
-    return f"and on ({HOLDING_LABELS}) {selector('vramledger_process_memory_bytes', *matchers)}"
+    """Return the condition that a holding is there now: its records stay for minutes after its end."""
+    either = selector("", '__name__=~"vramledger_process_(uncharged_)?memory_bytes"', *matchers)
+    return f"and on ({HOLDER_LABELS}) {either}"
 
 
 def growth_rate(*matchers: str) -> str:
@@ -260,7 +261,7 @@ def demand_rate(*matchers: str) -> str:
     minutes more, in which its minimum is looked for.
     """
     rise = selector("vramledger_process:demand_rise_bytes:delta15m", *matchers)
-    return f"({growth_rate(*matchers)} or on ({HOLDING_LABELS}) sum by ({DEVICE_LABELS}, pid) ({rise}) / 900)"
+    return f"({growth_rate(*matchers)} or on ({HOLDER_LABELS}) sum by ({DEVICE_LABELS}, pid) ({rise}) / 900)"
 
 
 def time_until_full(*matchers: str) -> str:

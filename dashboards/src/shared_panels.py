@@ -290,7 +290,7 @@ def holdings_table(
         figures = [f"max by ({by}) ({selector('vramledger_process_needed_peak_bytes')} {of_those})"]
         middle = [Column("Value #E", "Peak need", BYTES, width=72)]
         if not with_nodes:
-            say += " Grows: the rise of the minimum within 15 minutes."
+            say += " Grows: the rise of the minimum within 15 minutes, or of slower growth the mean."
             figures.append(f"{demand_rate()} {of_those}")
             middle.append(Column("Value #F", "Grows", "binBps", width=86))
 

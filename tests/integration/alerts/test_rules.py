@@ -150,6 +150,13 @@ def test_a_page_lists_the_records() -> None:
     assert read <= listed <= RECORDED
 
 
+def test_every_join_names_the_cluster() -> None:
+    """Two clusters may have a node of one name; only what a budget is given for is the same in all."""
+    joins = {found for rule in RULES for found in re.findall(r"\bon \(([^)]*)\)", rule["expr"])}
+
+    assert joins - {"owner_type, owner"} == {each for each in joins if each.startswith("cluster, job")}
+
+
 def test_alerts_follow_the_records_of_their_group() -> None:
     """An alert reads what its group recorded in the same round, not what it recorded in the round before."""
     places = {(rule["group"], rule.get("record")): place for place, rule in enumerate(RULES)}

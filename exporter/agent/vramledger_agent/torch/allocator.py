@@ -162,7 +162,7 @@ WARM_UP_SHARE = 0.1
 MIN_RISE_SHARE = 0.25
 """Every rise must be at least this share of the mean rise: one jump is not a leak."""
 
-MAX_STEP = 4
+MAX_STEP = 3
 """The part of a leak before what proves it has no step above so many mean ones: a jump is no part of it."""
 
 QUARTERS = 4
@@ -214,8 +214,9 @@ def latest_rise(minima: list[int]) -> int | None:
         rise = leaked_bytes(last)
         newest = min(last[-length // QUARTERS :])
         if rise and newest > max(before):
-            steepest = MAX_STEP * rise / length
-            rises.append(newest - _least_where_it_began(minima, len(before), steepest))
+            pace = rise / (length * (1 - WARM_UP_SHARE) * (1 - 1 / QUARTERS))
+            start = len(before) + int(length * WARM_UP_SHARE)
+            rises.append(max(rise, newest - _least_where_it_began(minima, start, MAX_STEP * pace)))
         length //= 2
     return max(rises)
 
