@@ -263,9 +263,10 @@ def changed() -> Panel:
     ))  # fmt: skip
     change = f"abs(sum by ({OWNER}) (({ended} or {began}) {same}))"
     return table(
-        "Changed, as of 4 min ago",
+        "Changed, up to 4 min old",
         "The ten owners whose memory has changed most between the beginning and the end of the time range, "
-        "on the nodes that were watched with as many GPUs at both moments.",
+        "on the nodes that were watched with as many GPUs at both moments. Each figure was recorded up to 4 "
+        "minutes before its moment.",
         Query(f"topk(10, {change} > 2^20)"),
         Query(then),
         Query(now),

@@ -50,7 +50,7 @@ leak."""
 AXES = {"none": (1, 1), "bytes": (1e6, inf), "Bps": (1e6, inf), "s": (1e-9, 0.001), "suffix:s": (1e-9, 1)}
 """The least and the most to which the axis of a graph of zeros may go, by unit."""
 NOISY = re.compile(r"utilization_ratio|_active_ratio|_occupancy_ratio|bandwidth_used|throughput|power_watts")
-ALWAYS = {"Devices", "Capacity by GPU model", "Versions and sources", "Changed, as of 4 min ago"}
+ALWAYS = {"Devices", "Capacity by GPU model", "Versions and sources", "Changed, up to 4 min old"}
 """Tables that have rows wherever an exporter is known, or beside a figure that says what is not known."""
 FIXED = {"Exporters", "Exporter", "Alerts", "Sample time", "Scrape time", "Blind nodes", "Failing collectors"}
 """Figures that are there wherever an exporter answers, or the rules are loaded."""

@@ -108,7 +108,7 @@ def test_the_demo_has_a_past(tmp_path: Path) -> None:
             found = answer["data"]["result"]
             return {each["metric"].get("owner", ""): float(each["value"][1]) for each in found}
 
-        week = figures(query_of("fleet", "Changed, as of 4 min ago", "C").replace(" offset $__range", ""), 7)
+        week = figures(query_of("fleet", "Changed, up to 4 min old", "C").replace(" offset $__range", ""), 7)
         watched = figures("count(vramledger_node:devices_watched:count)", 1)
     before = sorted(path.name for path in data.iterdir())
     subprocess.run(script, check=True, env=tools, timeout=120)

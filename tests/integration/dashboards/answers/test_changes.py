@@ -20,7 +20,7 @@ def test_what_has_changed_is_only_said_of_nodes_watched_at_both_moments(engine: 
         ("released", 60),
         ("leak", 200),
     ):
-        expr = over_minutes(query_of("fleet", "Changed, as of 4 min ago"), minutes, instance=node)
+        expr = over_minutes(query_of("fleet", "Changed, up to 4 min old"), minutes, instance=node)
         assert ask(engine, expr, **AT_NOW) == [], node
 
 
@@ -29,7 +29,7 @@ def test_what_has_changed_is_what_the_simulation_changed(samples: Samples, engin
     for minutes in (30, 60, 120):
         chosen = {"instance": "leak|hoarder|pod|large-moment|notebook|tensorflow"}
         shown = ask(
-            engine, over_minutes(query_of("fleet", "Changed, as of 4 min ago"), minutes, **chosen), **AT_NOW
+            engine, over_minutes(query_of("fleet", "Changed, up to 4 min old"), minutes, **chosen), **AT_NOW
         )
         now, then = (_held(samples, at, **chosen) for at in (NOW, NOW - 60 * minutes))
         found = {each["metric"]["owner"]: float(each["value"][1]) for each in shown}
