@@ -178,7 +178,7 @@ def test_the_storage_is_in_the_metrics(standin: StandIn, tmp_path: Path) -> None
         page = until_stored(exporter)
         files = [each.stat() for each in (tmp_path / "past").iterdir()]
         assert 0 < figure(page, "size_bytes") <= sum(each.st_blocks for each in files) * 512
-        assert figure(page, "oldest_timestamp_seconds") <= begun
+        assert figure(page, "oldest_timestamp_seconds") < begun + 0.01  # one of them may be rounded
         assert figure(page, "written_bytes_total") > 0
     with sampling(driver=standin.env()) as exporter:
         assert "vramledger_storage_" not in exporter.scrape().text

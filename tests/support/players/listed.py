@@ -1,8 +1,9 @@
 """Players as holders on the stand-in driver."""
 
+import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from tests.support.standin.library import GIB, StandIn
@@ -29,7 +30,11 @@ def listed_while_alive(standin: StandIn, *players: Listed) -> Iterator[None]:
     lock = threading.Lock()
 
     def follow(player: Listed) -> None:
-        player.wait()
+        ended = False
+        while not ended:  # a test on a slow machine takes longer than one wait
+            with suppress(subprocess.TimeoutExpired):
+                player.wait()
+                ended = True
         with lock:
             alive.remove(player.pid)
             standin.device(0).set_processes([(pid, GIB) for pid in alive])
