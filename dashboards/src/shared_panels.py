@@ -250,7 +250,6 @@ def holdings_table(
     places: Sequence[Column] = (NODE_COLUMN, GPU_COLUMN),
     rows: int = 50,
     alone: bool = False,
-    by_gpu: bool = False,
     empty: str = "nobody holds memory there",
     width: int = 24,
     height: int,
@@ -261,11 +260,10 @@ def holdings_table(
         title: in a few words.
         description: what it means.
         chosen: the holdings, from :func:`holdings`.
-        columns: come first and name the holder.
+        columns: come first and name the holder; where the GPU is the first, it sorts the rows.
         places: say where it is.
         rows: at most so many, the largest.
         alone: of one process, whose need and growth other panels show: what NVML charges to nobody instead.
-        by_gpu: sorted by GPU first.
         empty: what no rows mean.
         width: in columns.
         height: in rows.
@@ -314,8 +312,8 @@ def holdings_table(
             *places,
         ],
         empty=empty,
-        needs="device", sort=("-gpu", "Value #A") if by_gpu else "Value #A", rows_of="Value #A",
-        width=width, height=height,
+        needs="device", rows_of="Value #A", width=width, height=height,
+        sort=("-gpu", "Value #A") if columns[0].field == "gpu" else "Value #A",
     )  # fmt: skip
 
 
@@ -427,7 +425,7 @@ def holders(
     return holdings_table(
         "Holders", HOLDERS_SAY, holdings(*matchers),
         columns=[*places, PROCESS_COLUMN, PROGRAM_COLUMN, *OWNER_COLUMNS],
-        places=(), by_gpu=bool(places), height=height,
+        places=(), height=height,
     )  # fmt: skip
 
 
