@@ -155,6 +155,7 @@ def _lost(before: Page, after: Page, fault: Fault) -> set[str]:
     return lost
 
 
+@pytest.mark.repeats(kept=10)
 @pytest.mark.parametrize(
     "fault", RAISING, ids=lambda each: f"{each.collector}-{each.function.rpartition(':')[2]}"
 )

@@ -147,6 +147,7 @@ def test_a_start_that_fails_once_is_tried_again(standin: StandIn, tmp_path: Path
         assert exporter.stop().code == 0
 
 
+@pytest.mark.thorough
 def test_who_starts_the_process_that_stores_is_not_needed_by_it(standin: StandIn, tmp_path: Path) -> None:
     """If only the starter is killed, storing goes on; if both are, the exporter serves on and is not "up"."""
     with serving(*QUICK, f"--storage.path={tmp_path / 'past'}", driver=standin.env()) as exporter:
@@ -184,6 +185,7 @@ def test_the_storage_is_in_the_metrics(standin: StandIn, tmp_path: Path) -> None
         assert "vramledger_storage_" not in exporter.scrape().text
 
 
+@pytest.mark.thorough
 def test_a_full_disk_costs_the_storage_alone(standin: StandIn, tmp_path: Path) -> None:
     """On a full disk the exporter samples on, says so once, and stores again when there is room."""
     require_root()

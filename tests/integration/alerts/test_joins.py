@@ -80,7 +80,8 @@ def multiplied(node: Node) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("version", EACH_VERSION)
+@pytest.mark.thorough
+@pytest.mark.parametrize("version", VERSIONS)
 def test_no_label_set_fails_a_rule(version: str, tmp_path: Path) -> None:
     """Each rule is evaluated for all nodes, although one has each of its series in several label sets."""
     nodes = {name: multiplied(node) for name, node in _NODES.items()}

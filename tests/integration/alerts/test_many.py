@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.alerts.nodes import Holder, Node, changing_at
 from tests.support.alerts.parts import LAST_OOM, on_gpu, series, torch, until
-from tests.support.alerts.promtool import firing
+from tests.support.alerts.promtool import firing, firing_labels
 
 pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
 
@@ -55,7 +55,8 @@ def test_a_page_about_many_nodes_does_not_count_itself(tmp_path: Path) -> None:
 def test_exporters_that_come_back_together_tell_nothing(back: float, tmp_path: Path) -> None:
     """The page about all exporters lasts at least as long as the warning about any of them."""
     given = of([Node(missing=lambda minute: 6 <= minute < back)] * 8, back + 10)
-    told = [{each.name for each in firing(tmp_path, given, back + after)} for after in (0, 6, 8)]
+    found = firing_labels(tmp_path, given, [back + after for after in (0, 6, 8)])
+    told = [{each["alertname"] for each in labels} for labels in found]
 
     assert all("VramLedgerExporterDown" in each for each in told[:2])
     assert all("VramLedgerManyExportersDown" in each for each in told if "VramLedgerExporterDown" in each)
@@ -100,7 +101,7 @@ def test_jobs_of_many_users_are_no_array(tmp_path: Path) -> None:
     (holder,) = _of_torch({"owner_type": "slurm", "owner": "1700"}).holders
     nodes = [Node([replace(holder, owner=f"{1700 + job}", user=f"user-{job}")]) for job in range(12)]
 
-    assert sorted(texts(tmp_path, of(nodes, 25), 24)) == ["GpuOutOfMemory"]
+    assert {*names(tmp_path, of(nodes, 25), 24)} == {"GpuOutOfMemory"}
 
 
 @pytest.mark.parametrize("label", ["namespace", "pod", "container"])
@@ -136,7 +137,8 @@ def targets(values: dict[str, int], cluster: str = "") -> list[dict[str, str]]:
 
 def names(folder: Path, given: list[dict[str, str]], minute: float) -> list[str]:
     """Return the alerts that fire, each as often as it does."""
-    return sorted(each.name for each in firing(folder, given, minute))
+    [found] = firing_labels(folder, given, [minute])
+    return sorted(each["alertname"] for each in found)
 
 
 @pytest.mark.parametrize(("down", "of_all", "page"), [(1, 2, 0), (2, 10, 0), (3, 10, 1), (10, 10, 1)])
@@ -157,9 +159,9 @@ def test_a_page_about_many_exporters_ends_although_they_are_lost_for_a_minute_ag
 
 def test_the_clusters_count_apart(tmp_path: Path) -> None:
     """All exporters of a small cluster that are down are a page, although the large one hides them."""
-    found = firing(tmp_path, [*targets({"1x99": 50}), *targets({"0x99": 3}, "small")], 12)
+    [found] = firing_labels(tmp_path, [*targets({"1x99": 50}), *targets({"0x99": 3}, "small")], [12])
 
-    assert [each.labels["cluster"] for each in found if each.name == "VramLedgerManyExportersDown"] == [
+    assert [each["cluster"] for each in found if each["alertname"] == "VramLedgerManyExportersDown"] == [
         "small"
     ]
 

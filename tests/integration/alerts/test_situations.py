@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,12 +13,14 @@ from tests.support.alerts.holder_situations import HOLDERS, JOBS
 from tests.support.alerts.nodes import Node
 from tests.support.alerts.parts import on_gpu
 from tests.support.alerts.promtool import alerts_over_time
-from tests.support.alerts.situation import Told, complaints, what_is_told
+from tests.support.alerts.situation import Situation, Told, complaints, what_is_told
 from tests.support.requirements import EACH_VERSION, VERSIONS
 
 pytestmark = pytest.mark.timeout(900)  # promtool takes its time where others work too
 
 SITUATIONS = [*EXPORTERS, *HOLDERS, *JOBS, *GROWTH]
+LONG = 100
+"""Minutes: an evaluation takes as long as its situations last, and the longer ones more than half of it."""
 AT_AN_EDGE = {
     "2.5 GiB a minute told by nobody but the driver", "3 GiB a minute told by nobody but the driver",
     "3 GiB a minute told by its framework", "3 GiB a minute told by its agent, outside the pool",
@@ -30,18 +32,30 @@ OF_GROWTH = ("GpuMemoryFilling-w", "GpuMemoryGrowing-w")
 
 
 @pytest.fixture(scope="module", params=EACH_VERSION)
-def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Sequence[Told]:
-    """Return when each alert fires in each situation, by its labels; in one evaluation."""
+def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Told]:
+    """Return when each alert fires in each selected situation, by its labels; in one evaluation."""
     assert len({each.wanted for each in SITUATIONS}) == len(SITUATIONS), "no name stands for two"
-    return what_is_told(SITUATIONS, tmp_path_factory.mktemp("situations"), request.param)
+    chosen = [getattr(each, "callspec", None) for each in request.session.items if each.path == request.path]
+    params = [each.params for each in chosen if each and each.params.get("told") == request.param]
+    asked: list[Situation] = [each["situation"] for each in params]
+    told = what_is_told(asked, tmp_path_factory.mktemp("situations"), request.param)
+    return {each.wanted: seen for each, seen in zip(asked, told, strict=True)}
 
 
-@pytest.mark.parametrize("number", range(len(SITUATIONS)), ids=[each.wanted for each in SITUATIONS])
-def test_what_is_wanted_is_told(number: int, told: Sequence[Told], request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(
+    "situation",
+    [
+        pytest.param(each, id=each.wanted, marks=[pytest.mark.thorough] if each.minutes > LONG else [])
+        for each in SITUATIONS
+    ],
+)
+def test_what_is_wanted_is_told(
+    situation: Situation, told: Mapping[str, Told], request: pytest.FixtureRequest
+) -> None:
     """Every alert that is wanted comes in its time, once and without a pause, and no other comes."""
-    found = complaints(SITUATIONS[number], told[number])
+    found = complaints(situation, told[situation.wanted])
     newer = request.node.callspec.params["told"] != VERSIONS[0]
-    if newer and any(SITUATIONS[number].wanted.startswith(each) for each in AT_AN_EDGE):
+    if newer and any(situation.wanted.startswith(each) for each in AT_AN_EDGE):
         found = [each for each in found if not each.startswith(OF_GROWTH)]
     assert found == []
 

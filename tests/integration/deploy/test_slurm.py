@@ -149,6 +149,7 @@ def test_a_job_gets_clean_gpus(node: Node, standin: StandIn) -> None:
     assert node.updates == []
 
 
+@pytest.mark.thorough
 def test_slurms_numbers_follow_gres_conf(node: Node, standin: StandIn) -> None:
     """Slurm's number 0 is the first file of gres.conf: neither NVML's index 0 nor /dev/nvidia0."""
     node.set_gres("Gres Name=gpu Type=(null) Count=1 Index=1 ID=7696487 File=/dev/nvidia1 (null)")
@@ -159,6 +160,7 @@ def test_slurms_numbers_follow_gres_conf(node: Node, standin: StandIn) -> None:
     assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == 1
 
 
+@pytest.mark.thorough
 def test_numbers_that_are_not_known_blame_only_what_slurm_manages(node: Node, standin: StandIn) -> None:
     """Where a number cannot be mapped, every GPU of gres.conf is judged, and no other one."""
     node.set_gres("Gres Name=gpu Type=(null) Count=1 Index=1 ID=7696487 File=/dev/nvidia1 (null)")
@@ -168,6 +170,7 @@ def test_numbers_that_are_not_known_blame_only_what_slurm_manages(node: Node, st
     assert node.run("prolog.sh", SLURM_JOB_GPUS="7") == 1
 
 
+@pytest.mark.thorough
 def test_a_mig_job_is_judged_on_its_instance(node: Node, standin: StandIn) -> None:
     """The UUIDs that slurmd gives are the job's instances: a leftover on another one is not its own."""
     first, second = standin.device(0).divide("3g.71gb", "3g.71gb")
@@ -185,6 +188,7 @@ def test_a_leftover_drains_with_cause_and_holder_first(node: Node, standin: Stan
     assert node.reason.endswith(standin.device(1).uuid)
 
 
+@pytest.mark.thorough
 def test_a_driver_that_is_slow_once_drains_nothing(node: Node, standin: StandIn) -> None:
     """The driver is asked until the wait is over: one slow sample does not count."""
     standin.latency("nvmlInitWithFlags", 1_500_000)
@@ -204,6 +208,7 @@ def test_a_hang_ends_in_time(node: Node, standin: StandIn) -> None:
     assert node.reason.startswith("vram? ")
 
 
+@pytest.mark.thorough
 def test_a_prolog_that_cannot_drain_fails(node: Node, standin: StandIn, tmp_path: Path) -> None:
     """If slurmctld does not answer, prolog and epilog fail, so that slurmd keeps the next job away."""
     standin.device(0).set_processes([(NOBODY, GIB)])
@@ -291,6 +296,7 @@ def test_a_health_check_drains_for_no_holder(node: Node, standin: StandIn, stage
     assert node.updates == []
 
 
+@pytest.mark.thorough
 def test_a_missing_vramledger_is_not_a_recovery(node: Node, standin: StandIn, tmp_path: Path) -> None:
     """A node that has lost vramledger is not resumed; a job that starts there drains it as unknown."""
     node.configure("WAIT=1")
@@ -471,6 +477,7 @@ def test_a_container_of_a_running_job(node: Node, standin: StandIn, image: str) 
         assert node.reason.startswith("vram GPU0 root 20GiB")
 
 
+@pytest.mark.thorough
 def test_a_container_that_is_older_than_the_jobs(node: Node, standin: StandIn, image: str) -> None:
     """A container that was there before a running job began is not that job's."""
     job = 900_000_000 + os.getpid()
@@ -481,6 +488,7 @@ def test_a_container_that_is_older_than_the_jobs(node: Node, standin: StandIn, i
         assert node.reason.startswith("vram GPU0 root 20GiB")
 
 
+@pytest.mark.thorough
 def test_a_container_that_names_its_job(node: Node, standin: StandIn, image: str) -> None:
     """A container with its job's number ends with this job, and with no other."""
     node.configure("SETTLE=10")  # the first process of a PID namespace ignores SIGTERM

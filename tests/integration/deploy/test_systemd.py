@@ -284,6 +284,7 @@ echo 'VRAMLEDGER_FLAGS="--web.systemd-socket"' >/etc/default/vramledger
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(240)
 def test_the_installer_says_why_the_service_did_not_start(tmp_path: Path, python: Path) -> None:
     """It prints the service's last lines and fails; where the flags want the socket, that starts first."""

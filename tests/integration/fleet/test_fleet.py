@@ -27,7 +27,7 @@ from tests.support.fleet.engines import (
     victoria_metrics,
 )
 from tests.support.fleet.hosts import fleet
-from tests.support.requirements import EACH_VERSION, require_newer, require_tool
+from tests.support.requirements import VERSIONS, require_newer, require_tool
 
 FLEET = Path(__file__).parents[3] / "deploy" / "fleet"
 HOSTS = 3
@@ -125,9 +125,10 @@ def test_versions_and_store_answer_the_same(engines: dict[str, Engine]) -> None:
     assert answered > 15  # an empty result on both sides would prove nothing
 
 
+@pytest.mark.thorough
 def test_both_versions_evaluate_every_rule(engines: dict[str, Engine]) -> None:
     """Prometheus 2.42 and 3 load all rules and evaluate them without an error."""
-    for version in ("older", "newer"):
+    for version in VERSIONS:
         groups = engines[version].get("/api/v1/rules")["data"]["groups"]
         health = {
             rule["name"]: (rule["health"], rule.get("lastError"))
@@ -138,7 +139,8 @@ def test_both_versions_evaluate_every_rule(engines: dict[str, Engine]) -> None:
         assert {name: why for name, why in health.items() if why[0] != "ok"} == {}
 
 
-@pytest.mark.parametrize("version", EACH_VERSION)
+@pytest.mark.thorough
+@pytest.mark.parametrize("version", VERSIONS)
 def test_agent_mode_sends_everything(version: str, tmp_path: Path) -> None:
     """A Prometheus in agent mode, with the shipped configuration's remote write, loses no series."""
     program = require_tool("prometheus") if version == "older" else require_newer("prometheus")
@@ -157,6 +159,7 @@ def test_agent_mode_sends_everything(version: str, tmp_path: Path) -> None:
             )
 
 
+@pytest.mark.thorough
 def test_cluster_sends_a_fraction(engines: dict[str, Engine]) -> None:
     """A cluster forwards the series that people query for a fleet, and not those of single processes."""
     (write,) = sent("prometheus-cluster.yml")

@@ -63,9 +63,9 @@ class Manager:
 def promtool_environment() -> dict[str, str]:
     """Return the environment in which promtool takes the least time.
 
-    It collects its garbage less often: 14 % less time, and 240 MB instead of 120 for the longest evaluation.
+    It collects its garbage only where there is more than this: 18 % less time than as usual, in 440 MB.
     """
-    return {**os.environ, "GOGC": "400"}
+    return {**os.environ, "GOGC": "off", "GOMEMLIMIT": "400MiB"}
 
 
 def evaluate(traces: Sequence[Trace], scratch: Path, manager: Manager, looks: int = 1) -> list[Firing]:
