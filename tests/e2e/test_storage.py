@@ -165,6 +165,7 @@ def test_who_starts_the_process_that_stores_is_not_needed_by_it(standin: StandIn
         assert exporter.stop().code == 0
 
 
+@pytest.mark.thorough
 def test_the_storage_is_in_the_metrics(standin: StandIn, tmp_path: Path) -> None:
     """A scrape has the size, the limits, the oldest and the newest moment; without a storage nothing."""
     flags = (f"--storage.path={tmp_path / 'past'}", "--storage.retention=2d", "--storage.size=64MiB")

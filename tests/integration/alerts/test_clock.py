@@ -25,6 +25,7 @@ from tests.support.alerts.parts import (
 from tests.support.alerts.promtool import STEP, alerts_over_time
 from tests.support.faults.evaluation import Manager
 from tests.support.requirements import VERSIONS
+from tests.support.selected import selected_cases
 
 pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
 
@@ -87,12 +88,16 @@ KINDS = {
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, str], list[float]]:
+def told(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Mapping[tuple[str, str], list[float]]:
     """Return at which minutes the alert about each node fires, by what is done to its clock."""
+    asked = {each["kind"] for each in selected_cases(request)}
     nodes = {(name, "not set"): node for name, node in NODES.items()} | {
         (name, kind): clock_set(node, hours, follows=follows)
         for name, node in NODES.items()
         for kind, (hours, follows) in KINDS.items()
+        if kind in asked
     }
     watched = {"/".join(key): (node, float(LAST)) for key, node in nodes.items()}
     folder = tmp_path_factory.mktemp("clock")
@@ -106,7 +111,13 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, str], l
     return {key: sorted(minutes) for key, minutes in found.items()}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=() if follows else pytest.mark.thorough)
+        for kind, (_, follows) in KINDS.items()
+    ],
+)
 @pytest.mark.parametrize("name", NODES)
 def test_a_clock_that_is_set_moves_no_alert(
     name: str, kind: str, told: Mapping[tuple[str, str], list[float]]

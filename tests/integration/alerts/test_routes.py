@@ -17,7 +17,7 @@ from tests.integration.alerts.test_rules import texts
 from tests.support.alerts.nodes import Node
 from tests.support.alerts.parts import DEAD, with_labels
 from tests.support.alerts.promtool import ALERTS, alert_names
-from tests.support.requirements import VERSIONS, require_version
+from tests.support.requirements import EACH_VERSION, VERSIONS, require_version
 
 CONFIG = ALERTS / "alertmanager.yml"
 
@@ -151,7 +151,7 @@ def test_routes_follow_the_settings(
         } >= {"site"}
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", EACH_VERSION)
 def test_rules_follow_the_settings(version: str, tmp_path: Path) -> None:
     """Prometheus loads them; each alert has the prefix, each query of an exporter's series the selector."""
     rules = written(tmp_path, OWN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -15,6 +16,7 @@ from tests.support.alerts.parts import on_gpu
 from tests.support.alerts.promtool import alerts_over_time
 from tests.support.alerts.situation import Situation, Told, complaints, what_is_told
 from tests.support.requirements import EACH_VERSION, VERSIONS
+from tests.support.selected import selected_cases
 
 pytestmark = pytest.mark.timeout(900)  # promtool takes its time where others work too
 
@@ -35,9 +37,7 @@ OF_GROWTH = ("GpuMemoryFilling-w", "GpuMemoryGrowing-w")
 def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Told]:
     """Return when each alert fires in each selected situation, by its labels; in one evaluation."""
     assert len({each.wanted for each in SITUATIONS}) == len(SITUATIONS), "no name stands for two"
-    chosen = [getattr(each, "callspec", None) for each in request.session.items if each.path == request.path]
-    params = [each.params for each in chosen if each and each.params.get("told") == request.param]
-    asked: list[Situation] = [each["situation"] for each in params]
+    asked = [cast("Situation", each["situation"]) for each in selected_cases(request)]
     told = what_is_told(asked, tmp_path_factory.mktemp("situations"), request.param)
     return {each.wanted: seen for each, seen in zip(asked, told, strict=True)}
 

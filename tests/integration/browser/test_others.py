@@ -51,6 +51,7 @@ CUT_OFF = (
 
 
 @pytest.mark.repeats(kept=5)  # one in each way, and the page that lists them
+@pytest.mark.repeats(kept=4)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 360])
 @pytest.mark.parametrize("name", ["GpuMemoryPreallocatedShared", "", "GpuMemoryLeakSuspected"])

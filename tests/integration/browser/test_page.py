@@ -315,7 +315,7 @@ def eight() -> Snapshot:
     return snapshot(*devices, processes=people)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("width", [360, 390, 768, 1024, 1360, 1920])
 async def test_nothing_is_cut_at_any_width(look: Looking, width: int, theme: str) -> None:
     """The button for details is inside the table, what to do ends before it, and is in the details too."""

@@ -182,6 +182,7 @@ def instances(engine: Engine) -> list[str]:
     return [target["labels"]["instance"] for target in targets]
 
 
+@pytest.mark.thorough
 def test_shards_divide_the_hosts(tmp_path: Path) -> None:
     """With the shipped configuration exactly one shard scrapes each host."""
     text = (FLEET / "prometheus-shard.yml").read_text(encoding="utf-8")

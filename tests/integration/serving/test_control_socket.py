@@ -231,6 +231,7 @@ def send_and_go(connection: socket.socket, lingerer: Blocking) -> None:
     connection.close()
 
 
+@pytest.mark.repeats(kept=3)
 @pytest.mark.parametrize("kind", ["socket", "file"])
 @pytest.mark.parametrize("attack", [send_in_a_request, send_behind_a_request, send_urgently, send_and_go])
 async def test_passed_descriptors_do_nothing(

@@ -34,6 +34,7 @@ async def scraping(home: Path, port: int, up: float = 1.0, **how: object) -> Asy
         yield engine
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("protocol", ["openmetrics", "text"])
 async def test_prometheus_holds_the_snapshot(
     protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -64,6 +65,7 @@ async def test_prometheus_holds_the_snapshot(
     assert found == expected
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize(("password", "up"), [("wonder", True), ("wrong", False)])
 async def test_prometheus_gets_in(tmp_path: Path, password: str, up: bool) -> None:
     """With its certificate and the password Prometheus has our data; with a wrong password it has none."""
