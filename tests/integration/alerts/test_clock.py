@@ -39,7 +39,7 @@ NODES = {
     "GpuMemoryStuck": Node([replace(ORPHAN, state="stuck", since=12)]),
     "GpuMemoryStopped": Node([replace(ORPHAN, state="stopped", since=4)]),
     "GpuMemoryHoarded": Node([replace(IDLE, since=-30, last_active=-30)]),
-    "GpuMemoryHoardedWhileShort": Node([replace(IDLE, since=4), SHORT]),
+    "GpuMemoryHoardedWhileShort": Node([replace(IDLE, since=4), SHORT], total=60),
     "GpuMemoryHoardedInPieces": Node(pieces(12, 6, since=-30)),
     "GpuNotebookIdle": Node([replace(NOTEBOOK, since=-30, last_active=-30, start=-60)]),
     "GpuJobHung": Node(job_of("a", "stopped"), gpus=2),

@@ -138,7 +138,7 @@ BUSY = (
 def test_two_clusters_may_have_a_node_of_one_name(tmp_path: Path, version: str) -> None:
     """What happens in one cluster is found there, and the same pid of the other's node is another process."""
     nodes = {
-        "east": Node(BUSY, relabel=with_labels(cluster="east")),
+        "east": Node(BUSY, total=75, relabel=with_labels(cluster="east")),
         "west": Node([Holder(7, 10, "zombie", since=0)], relabel=with_labels(cluster="west")),
     }
     manager = Manager(

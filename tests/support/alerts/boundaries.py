@@ -349,24 +349,28 @@ def idle_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]
     ]  # fmt: skip
 
 
-def _wants(t: Thresholds) -> Holder:
-    """Return a program that has to empty its cache again and again."""
-    return torch(10, retries=lambda m: m * t["allocator_retries"], pid=8)
+def _wants(t: Thresholds, held: float = 30, total: float = 100) -> Holder:
+    """Return a program that empties its cache again and again; half of what is held beside it is free."""
+    return torch(total - 1.5 * held, retries=lambda m: m * t["allocator_retries"], pid=8)
 
 
 def _idle(
     t: Thresholds, waits: Mapping[str, float], rule: str, holder: Holder, threshold: str
 ) -> list[Boundary]:
     """Return the boundary of the time, and of the bytes if it is hoarding."""
-    short = [_wants(t)] if rule.startswith("GpuMemoryHoardedWhileShort") else []
+    short = rule.startswith("GpuMemoryHoardedWhileShort")
+
+    def beside(*of: float) -> list[Holder]:
+        return [_wants(t, *of)] if short else []
+
     enough, begins = t[threshold] / 60, 2.0
     # It is idle for a second too little when the watch ends, a minute after the alert on the other node.
     late = begins + waits[rule] + 1 - enough + 1 / 60
     long = [
         Boundary(
             rule, threshold,
-            Node([replace(holder, since=late), *short]),
-            Node([replace(holder, since=begins - enough), *short]), begins,
+            Node([replace(holder, since=late), *beside()]),
+            Node([replace(holder, since=begins - enough), *beside()]), begins,
         )
     ]  # fmt: skip
     if holder.notebook:
@@ -379,34 +383,31 @@ def _idle(
     return [
         *long,
         around(
-            rule, "hoarded_share", holding(idle, *short, total=small), share * small, BYTE, begins=first,
+            rule, "hoarded_share", holding(idle, *beside(share * small, small), total=small), share * small,
+            BYTE, begins=first,
         ),
-        around(rule, "hoarded_bytes", holding(idle, *short, total=large), least, begins=first),
+        around(
+            rule, "hoarded_bytes", holding(idle, *beside(least, large), total=large), least, begins=first
+        ),
     ]  # fmt: skip
 
 
 def _in_pieces(t: Thresholds) -> list[Boundary]:
     """Return the boundaries of the sums of idle programs that hold a little each."""
-    share, least, little = t["hoarded_share"], t["hoarded_bytes"] / GIB, t["notebook_bytes"] / GIB
+    share, least = t["hoarded_share"], t["hoarded_bytes"] / GIB
     small, large = least / share / 2, least / share * 2
     rule = "GpuMemoryHoardedInPieces-warning"
 
-    def of(gib: float, since: float, total: float = 100, count: int = 4, **labels: str) -> Node:
-        idle = Holder(7, gib / count, "idle", sm=None, since=since)
-        held = [replace(idle, pid=100 + each, **labels) for each in range(count)]  # type: ignore[arg-type]
-        return Node(held, total=total)
+    def of(gib: float, since: float, total: float = 100) -> Node:
+        return Node(
+            [Holder(100 + each, gib / 4, "idle", sm=None, since=since) for each in range(4)], total=total
+        )
 
-    def of_many(gib: float, since: float, total: float = 100) -> Node:
-        held = [*of(gib, since).holders, _wants(t)]
+    def of_many(gib: float, since: float, total: float) -> Node:
+        held = [*of(gib, since).holders, _wants(t, gib, total)]
         return Node([replace(each, user=f"u{each.pid}", owner=f"u{each.pid}") for each in held], total=total)
 
-    long, several = -t["hoarded_idle"] / 60, f"{rule}-several"
-    table = [
-        Boundary(
-            rule, "notebook_bytes", of(least * 2, long - 1, large, 1),
-            of(16 * little - BYTE * 16, long - 1, large, 16, notebook="a.ipynb"),
-        )
-    ]  # fmt: skip
+    table: list[Boundary] = []
 
     def of_all(name: str, node: Callable[[float, float, float], Node], threshold: str, first: float) -> None:
         begun, more = -t[threshold] / 60, 4 * BYTE
@@ -423,7 +424,7 @@ def _in_pieces(t: Thresholds) -> list[Boundary]:
         ))  # fmt: skip
 
     of_all(rule, of, "hoarded_idle", 0)
-    of_all(several, of_many, "hoarded_short_idle", 0.5)
+    of_all(f"{rule}-several", of_many, "hoarded_short_idle", 0.5)
     return table
 
 
@@ -433,7 +434,7 @@ def _short(t: Thresholds, wait: float) -> list[Boundary]:
     free, enough = 100 * t["short_free_share"], math.ceil(t["short_retries"])
 
     def retries(times: int) -> Holder:
-        return replace(torch(10, retries=changing_at(20, 0, times)), pid=8)
+        return replace(torch(55, retries=changing_at(20, 0, times)), pid=8)
 
     def grows(crosses: float) -> Node:
         return Node([idle, Holder(8, lambda m: 70 - free - 0.2 * (crosses - 0.25 - m))])
@@ -441,7 +442,10 @@ def _short(t: Thresholds, wait: float) -> list[Boundary]:
     return [
         Boundary(rule, "short_free_share", grows(begins + wait + 2), grows(begins), begins),
         Boundary(rule, "short_retries", Node([idle, retries(enough - 1)]), Node([idle, retries(enough)]), 20),
-        Boundary(rule, "somebody", Node([idle, replace(torch(10), pid=8)]), Node([idle, _wants(t)]), 0.5),
+        Boundary(rule, "somebody", Node([idle, replace(torch(55), pid=8)]), Node([idle, _wants(t)]), 0.5),
+        between(
+            rule, "room", lambda free: Node([idle, _wants(t, (free + 30.5) / 1.5)]), 30, 30 - BYTE, begins=0.5
+        ),
     ]
 
 

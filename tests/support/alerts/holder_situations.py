@@ -40,6 +40,7 @@ SERVICE = replace(IDLE, owner_type="unit", owner="vllm.service", framework="vllm
 STRAY = [Holder(7, 0.5, "idle", gpu=0, sm=None), Holder(7, 40, gpu=1)]
 HOARDER = replace(IDLE, since=-12)
 WHILE_SHORT = replace(IDLE, since=-31)
+WHILE_SHORT_PAGE = "GpuMemoryHoardedWhileShort-p"
 ON_ONE_OF_TWO = Node([replace(IDLE, gpu=1), replace(TRAINER, gpu=0)], gpus=2)
 QUIET: dict[str, Values] = {on_gpu("device_utilization_ratio"): 0.004}
 WELL_USED: dict[str, Values] = {
@@ -92,26 +93,34 @@ HOLDERS = [
     ],
     # --- idle while others are short
     Situation("a notebook idles while another is short: paged",
-        Node([replace(WHILE_SHORT, notebook="a.ipynb"), SHORT]), "GpuMemoryHoardedWhileShort-p", 9),
+        Node([replace(WHILE_SHORT, notebook="a.ipynb"), SHORT], total=60), WHILE_SHORT_PAGE, 9),
+    *[
+        Situation(f"an idle program that becomes {state} while another is short: paged",
+                  Node([replace(WHILE_SHORT, state=state), SHORT], total=60),
+                  f"{WHILE_SHORT_PAGE}, {own}", 9)
+        for state, own in (("stopped", "GpuMemoryStopped-w"), ("zombie", "GpuMemoryZombie-w"))
+    ],
+    Situation("idle beside a program that says that it lacks memory, with more free than is held: nothing",
+        Node([WHILE_SHORT, SHORT]), minutes=9),
     Situation("what an ended process left idles while another is short: paged",
-        Node([replace(WHILE_SHORT, gib=0.5, left=30), SHORT]), "GpuMemoryHoardedWhileShort-p", 9),
+        Node([replace(WHILE_SHORT, gib=0.5, left=30), SHORT], total=60), WHILE_SHORT_PAGE, 9),
     Situation("managed memory, which gives way, while another is short: nothing",
-        Node([replace(WHILE_SHORT, gib=0.5, managed=30), SHORT]), minutes=9),
+        Node([replace(WHILE_SHORT, gib=0.5, managed=30), SHORT], total=60), minutes=9),
     Situation("managed and charged memory while another is short: paged",
-        Node([replace(WHILE_SHORT, gib=12, managed=30), SHORT]), "GpuMemoryHoardedWhileShort-p", 9),
+        Node([replace(WHILE_SHORT, gib=12, managed=30), SHORT], total=60), WHILE_SHORT_PAGE, 9),
     Situation("a hoarder, and one retry on another GPU: nothing",
         Node([HOARDER, torch(retries=changing_at(20, 0, 1), pid=8, gpu=1)], gpus=2), minutes=45),
     Situation("a hoarder, and one retry on its GPU: nothing",
-        Node([HOARDER, torch(retries=changing_at(20, 0, 1), pid=8)]), minutes=45),
+        Node([HOARDER, torch(retries=changing_at(20, 0, 1), pid=8)], total=60), minutes=45),
     Situation("a hoarder, and an error on another GPU: only the error is told",
         Node([HOARDER, torch(ooms=changing_at(20, 0, 1), pid=8, gpu=1)], gpus=2), "GpuOutOfMemory-w", 45),
     Situation("short beside a hoarder whose GPU is reserved for it: nobody is woken",
-        Node([HOARDER, torch(retries=grows(4, 0), pid=8, owner="bob")],
+        Node([HOARDER, torch(retries=grows(4, 0), pid=8, owner="bob")], total=60,
         extra={on_gpu("device_reservation_info", owner_type="user", owner="ann"): 1}),
         "GpuAllocatorRetries-w", 30),
     Situation("short beside a hoarder of the same GPU: paged",
-        Node([HOARDER, torch(retries=grows(4, 0), pid=8, owner="bob")]),
-        "GpuAllocatorRetries-w, GpuMemoryHoardedWhileShort-p", 45),
+        Node([HOARDER, torch(retries=grows(4, 0), pid=8, owner="bob")], total=60),
+        "GpuAllocatorRetries-w, " + WHILE_SHORT_PAGE, 45),
     # --- in pieces
     Situation("contexts beside a training: told", Node([*pieces(24, 0.5), TRAINER]), IN_PIECES, 15),
     Situation("many that work: nothing", Node(pieces(24, 3.5, state="active")), minutes=90),
@@ -127,8 +136,12 @@ HOLDERS = [
         6)]), minutes=30),
     Situation("pieces of many users, and nobody lacks memory: nothing", Node(pieces(24, 3, users=True)),
         minutes=30),
-    Situation("pieces of many users while another is short: told",
-        Node([*pieces(24, 3, users=True, since=-31), SHORT]), "GpuMemoryHoardedInPieces-w", 9),
+    *[
+        Situation(f"{name} of many users while another is short: told",
+                  Node([*pieces(24, 3, users=True, since=-31, notebook=notebook), SHORT]),
+                  "GpuMemoryHoardedInPieces-w", 9)
+        for name, notebook in (("pieces", ""), ("notebooks", "a.ipynb"))
+    ],
     Situation("managed pieces of many users while another is short: nothing",
         Node([*pieces(24, 0.1, users=True, since=-31, managed=3), SHORT]), minutes=9),
     Situation("idle contexts of notebooks: told", Node(pieces(24, 0.5, notebook="a.ipynb")), IN_PIECES, 15),
