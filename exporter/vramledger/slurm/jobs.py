@@ -106,7 +106,8 @@ def _daemons(host: Host) -> Iterator[tuple[int, str]]:
 def _is_roots(host: Host, pid: int) -> bool:
     """Tell whether a process is root's, and not that of a container's root or of who starts a setuid program.
 
-    Both choose its name and its title. Our own container is where slurmd is if it is in one.
+    Both choose its name and its title. Our own container is where slurmd is if it is in one. The container's
+    name tells one that shares our PID namespace.
     """
     if not host.is_roots(pid):
         return False

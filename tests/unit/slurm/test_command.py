@@ -127,6 +127,8 @@ def test_a_search_without_an_end(search: SearchExtent, expected: int, named: tup
 @pytest.mark.parametrize(
     ("uids", "cgroup", "counts"),
     [
+        ("0 0 0 0\nNSpid: 42 1", "0::/buildah-7", False),
+        ("0 0 0 0\nNSpid: 42", "0::/", True),
         ("0 0 0 0", "0::/system.slice/slurmstepd.scope/job_7/step_0/slurm", True),
         ("0 0 0 0", "0::/", True),
         ("1000 0 0 0", "0::/user.slice/user-1000.slice/session-5.scope", False),
@@ -134,7 +136,16 @@ def test_a_search_without_an_end(search: SearchExtent, expected: int, named: tup
         ("0 0 0 0", PODMAN, False),
         ("1000 1000 1000 1000", "0::/", False),
     ],
-    ids=["slurm", "without cgroups", "a setuid program", "a container's root", "rootless", "a user"],
+    ids=[
+        "a container's root that no name tells",
+        "the host's root",
+        "slurm",
+        "without cgroups",
+        "a setuid program",
+        "a container's root",
+        "rootless",
+        "a user",
+    ],
 )
 def test_only_the_hosts_root_runs_daemons(tmp_path: Path, uids: str, cgroup: str, counts: bool) -> None:
     """Name and title are the program's own: who is not the host's root makes no job run."""
@@ -143,7 +154,9 @@ def test_only_the_hosts_root_runs_daemons(tmp_path: Path, uids: str, cgroup: str
     home.mkdir()
     (home / "comm").write_text("slurmstepd\n")
     (home / "cmdline").write_bytes(b"slurmstepd: [7.0]\0")
-    (home / "status").write_text("Uid:\t" + "\t".join(uids.split()) + "\n")
+    (home / "status").write_text(f"Uid: {uids}\n")
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "status").write_text("NSpid: 7\n")
     (home / "cgroup").write_text(cgroup + "\n")
     host = Host(tmp_path)
     assert list(step_daemons(host)) == ([(42, "7", "0")] if counts else [])

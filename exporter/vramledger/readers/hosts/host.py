@@ -162,14 +162,20 @@ class Host:
 
     def uid(self, pid: int) -> int | None:
         """Return the number of the user as whom a process acts now, None when it is gone or hidden."""
-        status = facts.status_fields(facts.read_file(f"{self.root}/{pid}/status", facts.FILE_CAP, []))
-        numbers = status.get(b"Uid", b"").split()
+        numbers = self._status(pid, b"Uid")
         return int(numbers[1]) if len(numbers) > 1 else None
 
     def is_roots(self, pid: int) -> bool:
-        """Tell whether root is every user of a process: real, effective, saved and for files."""
-        status = facts.status_fields(facts.read_file(f"{self.root}/{pid}/status", facts.FILE_CAP, []))
-        return set(status.get(b"Uid", b"").split()) == {b"0"}
+        """Tell whether root is every user of a process: real, effective, saved and for files.
+
+        Not that of a PID namespace below ours: a container's root chooses names as a user does.
+        """
+        same = len(self._status(pid, b"NSpid")) <= len(self._status("self", b"NSpid"))
+        return same and set(self._status(pid, b"Uid")) == {b"0"}
+
+    def _status(self, pid: int | str, name: bytes) -> list[bytes]:
+        data = facts.read_file(f"{self.root}/{pid}/status", facts.FILE_CAP, [])
+        return facts.status_fields(data).get(name, b"").split()
 
     def title(self, pid: int) -> bytes:
         """Return a process' own title; empty if gone, hidden or a zombie. It may hang."""
