@@ -49,12 +49,14 @@ case $package in
 /*) ;;
 */* | *.whl) package=$PWD/$package ;;
 esac
+set -- "$package"
 case $package in
-/*)
-    set -- --find-links "${package%/*}" "$package"
-    [ ! -d "$package" ] || set -- "$package/exporter/agent" "$package"
+/*.whl)
+    # The agent's of this version and owner, and no other wheel: the folder may be /tmp, where anybody puts what pip prefers.
+    agent=${package%/*}/vramledger_agent-${package##*/vramledger-}
+    if [ "$(stat -c %u "$agent" 2>&1)" = "$(stat -Lc %u "$package")" ]; then set -- "$agent" "$package"; fi
     ;;
-*) set -- "$package" ;;
+/*) set -- "$package/exporter/agent" "$package" ;;
 esac
 python=$(command -v -- "${PYTHON:-python3}") || fail "there is no ${PYTHON:-python3}; name another in PYTHON=..."
 case $python in /*) ;; *) python=$PWD/$python ;; esac

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.exporter import QUICK, SOURCES, serving
+from tests.support.procs import NOBODY
 from tests.support.requirements import PROJECT, do_without, require_root, require_tool
 from tests.support.standin.library import StandIn
 from vramledger.config import DEFAULT_PORT
@@ -288,7 +289,11 @@ echo 'VRAMLEDGER_FLAGS="--web.systemd-socket"' >/etc/default/vramledger
 @pytest.mark.timeout(240)
 def test_the_installer_says_why_the_service_did_not_start(tmp_path: Path, python: Path) -> None:
     """It prints the service's last lines and fails; where the flags want the socket, that starts first."""
-    wheel(tmp_path / "a", "1.0", "print(1)")
+    require_root()
+    ours = wheel(tmp_path / "a", "1.0", "print(1)")
+    stranger = ours.with_name("vramledger_agent-1.0-py3-none-any.whl")
+    stranger.write_text("no wheel, and a stranger's")
+    os.chown(stranger, NOBODY, NOBODY)
     done = in_overlays(STARTS, tmp_path, python)
     assert (done.returncode, done.stderr) == (0, ""), (tmp_path / "first").read_text()
     *_, cause, verdict = (tmp_path / "first").read_text().splitlines()
