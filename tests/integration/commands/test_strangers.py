@@ -6,6 +6,7 @@ import json
 import mmap
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +26,7 @@ from hypothesis import strategies as st
 from tests.support.examples import examples
 from tests.support.exporter import environment, no_driver, run
 from tests.support.requirements import require_root
+from tests.support.waiting import wait_until
 from vramledger_agent.commands.attach import await_answer, write_files
 from vramledger_agent.printable import write_plain
 from vramledger_agent.transport import receive
@@ -163,6 +166,35 @@ def test_a_recordings_texts_control_no_terminal(tmp_path: Path, place: str) -> N
     done = run("show", f"--source=replay:{path}", driver={})
     assert done.returncode == 1
     assert (controls(done.stdout), controls(done.stderr)) == ([], [])
+
+
+ENDLESS = b"\x80\x04})" + b"2\x86" * 60 + b"Ns."
+"""A dictionary whose key is a pair of pairs of pairs: its hash has 2^60 parts."""
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_snapshot_that_takes_for_ever_is_given_up(tmp_path: Path, interrupted: bool) -> None:
+    """A small file costs a limited time, and after ^C nothing reads on."""
+    (tmp_path / "a.pickle").write_bytes(ENDLESS)
+    code = f"""if True:
+        from vramledger_agent.__main__ import main
+        from vramledger_agent.torch_snapshots import safe_pickle
+        safe_pickle._SECONDS = {60 if interrupted else 1}
+        raise SystemExit(main())"""
+    words = [sys.executable, "-c", code, "snapshot", "show", "a.pickle"]
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=environment({}), stderr=subprocess.PIPE, text=True
+    ) as shown:
+        process = psutil.Process(shown.pid)
+        (child,) = wait_until(process.children, "the child") or ()
+        if interrupted:
+            wait_until(lambda: child.cpu_times().user > 0.2, "the child reads")
+            process.send_signal(signal.SIGINT)
+        _, said = shown.communicate(timeout=60)
+
+    assert shown.returncode != 0
+    assert interrupted or "it is broken or hostile (SIGXCPU)" in said
+    assert not child.is_running()
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from vramledger_agent.commands.parser import (
 )
 from vramledger_agent.errors import SnapshotError, StartupError, UsageError
 from vramledger_agent.torch_snapshots.html import snapshot_html
-from vramledger_agent.torch_snapshots.safe_pickle import limit_address_space, load_plain, unpacked_size
+from vramledger_agent.torch_snapshots.safe_pickle import limit_reading, load_plain, unpacked_size
 from vramledger_agent.torch_snapshots.sites import compare_snapshots
 from vramledger_agent.torch_snapshots.snapshot import AllocationSnapshot, parse_snapshot
 from vramledger_agent.torch_snapshots.text import difference_text, size_text, snapshot_text, training_text
@@ -115,23 +115,27 @@ def _read(path: Path) -> AllocationSnapshot:
 
 
 def _in_a_child(paths: Sequence[Path], work: Callable[[], int]) -> int:
-    """Read files of strangers in a child process with little memory; return the exit status.
+    """Read files of strangers in a child process with little memory and time; return the exit status.
 
     A small file can refer to a list so often that it needs gigabytes, and nest values so deeply that the
-    interpreter crashes. Raises SnapshotError if the child has crashed, or needs more memory than such files
-    can need.
+    interpreter crashes. Raises SnapshotError if the child has crashed, or needs more memory or time than such
+    files can need.
     """
     sys.stdout.flush()
     child = os.fork()
     if child:
-        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        try:
+            ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        except BaseException:  # in C no interrupt ends it
+            os.kill(child, signal.SIGKILL)
+            raise
         if ended >= 0:
             return ended
         raise SnapshotError(
             f"{paths[0]} cannot be read: it is broken or hostile ({signal.Signals(-ended).name})"
         )
     with contextlib.suppress(OSError):  # load_plain says why the file cannot be read
-        limit_address_space(sum(unpacked_size(path) for path in paths))
+        limit_reading(sum(unpacked_size(path) for path in paths))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         return work()
