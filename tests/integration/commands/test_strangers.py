@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from tests.support.examples import examples
 from tests.support.exporter import environment, no_driver, run
 from tests.support.requirements import require_root
+from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from vramledger_agent.commands.attach import await_answer, write_files
 from vramledger_agent.printable import write_plain
@@ -186,7 +187,7 @@ def test_a_snapshot_that_takes_for_ever_is_given_up(tmp_path: Path, interrupted:
         words, cwd=tmp_path, env=environment({}), stderr=subprocess.PIPE, text=True
     ) as shown:
         process = psutil.Process(shown.pid)
-        (child,) = wait_until(process.children, "the child") or ()
+        child = sure(wait_until(process.children, "the child"))[0]
         if interrupted:
             wait_until(lambda: child.cpu_times().user > 0.2, "the child reads")
             process.send_signal(signal.SIGINT)

@@ -128,6 +128,7 @@ def _in_a_child(paths: Sequence[Path], work: Callable[[], int]) -> int:
             ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         except BaseException:  # in C no interrupt ends it
             os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
             raise
         if ended >= 0:
             return ended
