@@ -18,7 +18,7 @@ from tests.support.waiting import wait_until
 from vramledger.commands.fit import read_file
 from vramledger.errors import RecordingError, StartupError
 from vramledger.sampling.replay import MAX_LINE_BYTES, encode_header
-from vramledger_agent.commands.parser import create_private
+from vramledger_agent.private_files import create_private, remove_private
 from vramledger_agent.protocol.messages import MAX_MESSAGE_BYTES
 
 NOBODY = 65534
@@ -94,6 +94,32 @@ def test_nothing_of_others_is_written_to(tmp_path: Path) -> None:
     os.close(reader)
     assert (tmp_path / "theirs").read_text() == (tmp_path / "mine").read_text() == "kept"
     os.close(create_private(Path(os.devnull)))
+
+
+def test_no_link_of_others_leads_to_our_files(tmp_path: Path) -> None:
+    """What we write and remove is where we were told, whatever another user makes of the path meanwhile."""
+    require_root()
+    for name in ("ours", "victim"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("kept")
+    theirs, mine = tmp_path / "theirs", tmp_path / "mine"
+    mine.symlink_to("ours")
+    theirs.mkdir()
+    made = create_private(theirs / "file")
+    theirs.rename(tmp_path / "before")
+    theirs.symlink_to(tmp_path / "victim")
+    os.chown(theirs, NOBODY, NOBODY, follow_symlinks=False)
+    for act in (lambda: create_private(theirs / "file"), lambda: remove_private(theirs / "file", made)):
+        with pytest.raises(PermissionError):
+            act()
+    theirs.unlink()
+    (tmp_path / "victim").rename(theirs)
+    remove_private(theirs / "file", made)
+    os.close(made)
+
+    assert (theirs / "file").read_text() == "kept"
+    os.close(create_private(mine / ".." / "mine" / "file"))
+    assert (tmp_path / "ours" / "file").read_text() == ""
 
 
 def test_scrapes_come_before_agents(standin: StandIn, stage: Stage) -> None:

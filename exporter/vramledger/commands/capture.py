@@ -20,8 +20,9 @@ from vramledger.sampling.masking import Mask
 from vramledger.sampling.replay import encode_header
 from vramledger.sampling.supervisor import Supervisor
 from vramledger.storage.protocol import READINGS
-from vramledger_agent.commands.parser import Commands, add_log, create_private, duration, write_output
+from vramledger_agent.commands.parser import Commands, add_log, duration, write_output
 from vramledger_agent.printable import span, write_plain
+from vramledger_agent.private_files import create_private
 
 
 def add_command(commands: Commands) -> None:

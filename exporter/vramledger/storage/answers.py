@@ -353,3 +353,4 @@ def main() -> None:
             found = answer_or_problem(Path(config["path"]), questions.get(), config["host"])
             sys.stdout.buffer.write(protocol.pack(protocol.ANSWER, found))
             sys.stdout.buffer.flush()
+    os._exit(0)  # the thread has the lock of stdin, for which an interpreter's end waits, and then aborts

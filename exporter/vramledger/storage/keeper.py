@@ -12,7 +12,6 @@ import fcntl
 import json
 import os
 import signal
-import stat
 import sys
 import time
 from contextlib import suppress
@@ -25,6 +24,7 @@ from vramledger.logs import configure
 from vramledger.sampling.privileges import User, drop_privileges, forbid_changes
 from vramledger.sampling.starter import DeclaredChild, StartLoop
 from vramledger.storage.protocol import OURS, PACKET_BYTES, READ, READY, WRITE, process_command
+from vramledger_agent.private_files import open_folder
 
 LOCK_SECONDS = 5.0
 """For how long we wait for the processes of an exporter that has just ended, which still write."""
@@ -47,12 +47,7 @@ def open_directory(path: Path, owner: tuple[int, int] | None = None) -> int:
     try:
         if not path.exists() and not path.is_symlink():
             path.mkdir(mode=_DIRECTORY_MODE, parents=True)
-            if owner is not None:
-                os.chown(path, *owner)
-        link = os.lstat(path)
-        if stat.S_ISLNK(link.st_mode) and link.st_uid not in (_ROOT, ours[0]):
-            _refuse(path, "it is a link of another user")
-        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        directory = open_folder(path)
     except OSError as error:
         _refuse(path, error.strerror or str(error), error)
     try:

@@ -210,7 +210,7 @@ def test_what_is_no_plain_file_is_neither_read_nor_written(tmp_path: Path, what:
     assert times_in(where) == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
-@pytest.mark.parametrize("what", ["user", "mode", "file", "link"])
+@pytest.mark.parametrize("what", ["user", "mode", "file", "link", "link above"])
 def test_a_directory_that_others_control_is_refused(tmp_path: Path, what: str) -> None:
     """Another user's directory or link, one that others may write to, and a file give a one-line error."""
     require_root()
@@ -221,6 +221,11 @@ def test_a_directory_that_others_control_is_refused(tmp_path: Path, what: str) -
         (tmp_path / "real").mkdir()
         path.symlink_to(tmp_path / "real")
         os.chown(path, 1234, 1234, follow_symlinks=False)
+    elif what == "link above":
+        (tmp_path / "real").mkdir()
+        (tmp_path / "link").symlink_to(tmp_path)
+        os.chown(tmp_path / "link", 1234, 1234, follow_symlinks=False)
+        path = tmp_path / "link" / "real"
     else:
         path.mkdir()
         if what == "user":

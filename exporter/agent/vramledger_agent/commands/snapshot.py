@@ -19,12 +19,12 @@ from vramledger_agent.commands.parser import (
     add_agent_socket,
     add_log,
     count,
-    create_private,
     duration,
     pid,
     write_output,
 )
 from vramledger_agent.errors import SnapshotError, StartupError, UsageError
+from vramledger_agent.private_files import create_private, remove_private
 from vramledger_agent.torch_snapshots.html import snapshot_html
 from vramledger_agent.torch_snapshots.safe_pickle import limit_reading, load_plain, unpacked_size
 from vramledger_agent.torch_snapshots.sites import compare_snapshots
@@ -179,7 +179,8 @@ def _record(args: argparse.Namespace, number: int) -> int:
             answer = request_agent(args.agent_socket, number, "snapshot", arguments, written)
             size = _copy_sealed(written, file)
         except BaseException:
-            path.unlink(missing_ok=True)  # the file is ours
+            with contextlib.suppress(OSError):
+                remove_private(path, file)
             raise
     origin = _ORIGINS.get(str(answer.get("history")), "the newest events")
     events = answer.get("events")
