@@ -1,7 +1,5 @@
 """Agents in real processes with the real exporter: the page that Prometheus gets."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

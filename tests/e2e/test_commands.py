@@ -1,7 +1,5 @@
 """The command line as a user meets it: exit codes, one-line messages, and what the commands print."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Whatever a source of facts raises, and however long it takes, only its own figures are missing."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

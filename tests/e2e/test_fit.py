@@ -1,7 +1,5 @@
 """``vramledger fit``: what real processes need, by their agents and by the driver, and where that is free."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """Calls that hang, samplers that stop or die, exporters that pause: old data is never new; all recover."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """Holders that end during a sample, are hidden, or are not readable: none is called dead that is not."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

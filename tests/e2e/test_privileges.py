@@ -1,7 +1,5 @@
 """The rights of the running exporter: none in the web part, and in the sampler those for reading /proc."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """``vramledger release``: the exporter releases the GPUs, reports this, and reopens them by itself."""
 
-from __future__ import annotations
-
 import json
 import socket
 from contextlib import nullcontext, suppress

@@ -1,7 +1,5 @@
 """``vramledger report``: each user is told of their own programs, by a mail program and by a webhook."""
 
-from __future__ import annotations
-
 import email
 import json
 import pwd

@@ -1,7 +1,5 @@
 """What schedulers, pods and servers say of a holder, from their sockets to the page."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

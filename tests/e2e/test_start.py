@@ -1,7 +1,5 @@
 """Each process loads only what it uses, and never code from where it is started."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

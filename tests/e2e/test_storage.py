@@ -1,7 +1,5 @@
 """``serve --storage.path``: what was known survives the exporter; a disk costs the storage alone."""
 
-from __future__ import annotations
-
 import fcntl
 import gzip
 import json

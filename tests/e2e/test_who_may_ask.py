@@ -1,7 +1,5 @@
 """Who may request what on the control socket, attacked from containers, as another user and as nobody."""
 
-from __future__ import annotations
-
 import json
 import socket
 import tempfile

@@ -4,8 +4,6 @@ The table of the alerts goes into ``exporter/docs/measurements/alerts.md``, unle
 run. With ``--draws`` it runs the drawn scenarios instead, from a seed on.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -5,8 +5,6 @@ rules. A size that no machine of ours holds is extrapolated by a straight line t
 and the largest difference between the line and these is printed with it.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

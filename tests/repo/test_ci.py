@@ -1,7 +1,5 @@
 """What CI runs: the real scripts, with stand-ins for everything that takes long."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Every command line of the documents, and all of COMMANDS.md, is true."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import subprocess

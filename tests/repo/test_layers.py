@@ -1,7 +1,5 @@
 """Imports point one way: down the list of packages below. A new package must be added to it."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from fnmatch import fnmatchcase

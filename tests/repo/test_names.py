@@ -1,7 +1,5 @@
 """Names mean one thing each, private fields are their class's, and no clause keeps a foreign exception."""
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from collections.abc import Iterator

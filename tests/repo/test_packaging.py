@@ -1,7 +1,5 @@
 """What pip installs: the two packages with their data, and no development files."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """README.ko.md says what README.md says: outline, commands, code, links and tables of each section."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path

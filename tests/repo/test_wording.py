@@ -1,7 +1,5 @@
 """The text of the project is plain English: phrases that were replaced do not come back."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The sums that dashboards and reports show: nothing twice, nothing old, nothing left out."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """One cause that many nodes or many jobs have is one message; and what labels of targets do is said."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The example of Alertmanager's configuration: the receivers, the inhibitions, and the text."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

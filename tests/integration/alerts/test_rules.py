@@ -1,7 +1,5 @@
 """The rule files: they are up to date, complete, documented, and use only the metric contract."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

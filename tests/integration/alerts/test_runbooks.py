@@ -1,7 +1,5 @@
 """The runbooks: they are complete, use commands that exist, and are served as they are written."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Leaks that take days are found in time, days of healthy work raise nothing, and a page lasts for days."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace

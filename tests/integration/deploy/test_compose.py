@@ -1,7 +1,5 @@
 """The Compose file, read by the real Docker Compose, and the configuration that it mounts."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

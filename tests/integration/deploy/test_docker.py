@@ -4,8 +4,6 @@ Left out where Podman, runc or debootstrap are missing or may not work, but not 
 by ``.ci/provision/base``, and kept.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

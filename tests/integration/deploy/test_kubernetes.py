@@ -1,7 +1,5 @@
 """The chart and the kustomize bases, through the real helm and kustomize and Kubernetes' own schemas."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

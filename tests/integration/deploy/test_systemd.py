@@ -1,7 +1,5 @@
 """The service, through systemd's own checks."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A fleet and the real engines: every rule gives the same result in every engine."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import re

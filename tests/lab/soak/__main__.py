@@ -1,7 +1,5 @@
 """``python -m tests.lab.soak PART``: run a part of the soak, print its table; 1 when a figure is bad."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

@@ -4,8 +4,6 @@ One exporter with two GPUs, 16 holders and a past of some minutes is attacked fo
 users of its host, on the same machine, so their own work is in the figures too.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import statistics

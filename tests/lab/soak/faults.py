@@ -7,8 +7,6 @@ that explains it, books balance, counters grow, health tells. Nothing here waits
 gives the same run again.
 """
 
-from __future__ import annotations
-
 import random
 import re
 import time

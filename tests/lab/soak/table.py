@@ -1,7 +1,5 @@
 """The result of a soak, as a table for people."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 

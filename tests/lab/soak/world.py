@@ -3,8 +3,6 @@
 The stand-in tells it to the exporter, and what a page says is held against it.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from math import inf
