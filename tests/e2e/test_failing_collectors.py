@@ -87,11 +87,9 @@ class Site(NamedTuple):
             (self.orders / function).unlink()
 
     def when_settled(self) -> Page:
-        """Return a page that has all figures."""
         return self.exporter.until(_is_settled, "all figures")
 
     def when_failed(self, collector: str) -> Page:
-        """Return a page on which a collector has failed."""
         return self.exporter.until(lambda page: collector in page.failing, "the failure")
 
 

@@ -20,7 +20,6 @@ HANGS = ["nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetProcessUtilization", "nvmlD
 
 
 def started(exporter: Exporter) -> Page:
-    """Wait for the data of both GPUs."""
     return exporter.until(lambda page: page.device_up(0) == page.device_up(1) == 1, "both GPUs")
 
 

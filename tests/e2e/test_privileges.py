@@ -37,18 +37,15 @@ SEEING = 1 << 19 | 1 << 2
 
 
 def status(process: psutil.Process) -> dict[str, str]:
-    """Return the fields of ``/proc/PID/status``."""
     lines = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8").splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 def sets(process: psutil.Process) -> dict[str, int]:
-    """Return the capability sets of a process."""
     return {name: int(value, 16) for name, value in status(process).items() if name.startswith("Cap")}
 
 
 def healthy(port: int) -> bool:
-    """Tell whether an exporter answers at this address."""
     with (
         suppress(OSError),
         urllib.request.urlopen(f"http://127.0.0.1:{port}/-/healthy", timeout=10) as answer,
@@ -59,7 +56,6 @@ def healthy(port: int) -> bool:
 
 @pytest.fixture
 def control(tmp_path: Path) -> str:
-    """Return the flag that names a control socket of this test."""
     return f"--control.socket={tmp_path / 'control.sock'}"
 
 
@@ -83,7 +79,6 @@ def listening(process: psutil.Process) -> set[str]:
 
 
 def starter(exporter: Exporter) -> psutil.Process:
-    """Return the process that starts samplers."""
     (found,) = exporter.process.children()
     return found
 

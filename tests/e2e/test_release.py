@@ -14,7 +14,6 @@ from tests.support.standin.library import StandIn
 
 
 def released(page: Page) -> bool:
-    """Tell whether a page says that the GPUs are released."""
     return page.value("released_until_timestamp_seconds") is not None
 
 

@@ -58,7 +58,6 @@ def hoarded(standin_library: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def told(text: str, pids: dict[str, int]) -> set[str]:
-    """Return of which programs a text tells."""
     return {name for name, pid in pids.items() if f"pid {pid} (" in text}
 
 

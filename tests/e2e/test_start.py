@@ -88,7 +88,6 @@ def test_the_sampler_loads_no_server(standin: StandIn) -> None:
 
 
 def printed(*words: str) -> set[str]:
-    """Return what a program prints, which must end well."""
     return set(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split())
 
 

@@ -26,12 +26,10 @@ IDLE_AFTER = 3.0
 
 
 def files_in(directory: Path) -> list[str]:
-    """Return the names in a storage."""
     return sorted(each.name for each in directory.iterdir())
 
 
 def idle_since(page: Page, pid: int) -> float | None:
-    """Return since when a holder is idle, None while it is not."""
     return page.value("process_state_since_timestamp_seconds", pid=pid, state="idle")
 
 
@@ -64,7 +62,6 @@ def test_a_restart_forgets_nothing(standin: StandIn, stage: Stage, tmp_path: Pat
 
 
 def storing(exporter: Exporter) -> psutil.Process:
-    """Return the process that stores."""
     children = exporter.process.children(recursive=True)
     (found,) = (each for each in children if "vramledger.storage.process" in " ".join(each.cmdline()[:3]))
     return found
@@ -76,7 +73,6 @@ def stores(page: Page) -> float | None:
 
 
 def figure(page: Page, name: str) -> float:
-    """Return a figure of the storage."""
     value = page.value(f"storage_{name}")
     assert value is not None, name
     return value

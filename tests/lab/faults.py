@@ -110,7 +110,6 @@ def draw(args: argparse.Namespace) -> int:
 
 
 def write(path: Path, text: str) -> None:
-    """Put the table between its marks."""
     before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     path.write_text(f"{before}{BEGIN}\n{text}{END}{after}", encoding="utf-8")

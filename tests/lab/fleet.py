@@ -43,7 +43,6 @@ class Row:
 
 
 def rules(engine: Engine) -> list[float]:
-    """Return the seconds that the last evaluation of each group took."""
     return [float(group["evaluationTime"]) for group in engine.get("/api/v1/rules")["data"]["groups"]]
 
 
@@ -73,7 +72,6 @@ def line(rows: list[Row], name: str, gpus: float) -> tuple[float, float]:
 
 
 def printed(row: Row, mark: str = "") -> str:
-    """Return a row of the table."""
     cells = (
         f"{row.gpus:,.0f}{mark}",
         f"{row.series:,.0f}",
@@ -87,7 +85,6 @@ def printed(row: Row, mark: str = "") -> str:
 
 
 def write(text: str) -> None:
-    """Put the table between its marks."""
     before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     README.write_text(f"{before}{BEGIN}{text}\n{END}{after}", encoding="utf-8")

@@ -57,7 +57,6 @@ def checkout(project: Path, tmp_path: Path) -> Path:
 
 
 def run(checkout: Path) -> subprocess.CompletedProcess[str]:
-    """Run what CI runs."""
     return subprocess.run(
         ["bash", checkout / ".ci/run"], check=False, capture_output=True, text=True, timeout=60
     )

@@ -104,7 +104,6 @@ def code_of(module: str) -> tuple[ast.AST, ...]:
 
 
 def matches(module: str, patterns: list[str]) -> bool:
-    """Say whether a module is one of those that the patterns name."""
     return any(fnmatchcase(module, pattern) for pattern in patterns)
 
 
@@ -147,7 +146,6 @@ def tool_place(module: str) -> int | None:
 
 
 def is_protocol(module: str) -> bool:
-    """Say whether a module is shared by the agent and the exporter."""
     return is_agent(module, PROTOCOL)
 
 

@@ -82,7 +82,6 @@ def swallowing(path: Path) -> Iterator[str]:
 
 
 def names(node: ast.AST) -> Iterator[ast.Name]:
-    """Yield the names in a piece of code."""
     return (each for each in ast.walk(node) if isinstance(each, ast.Name))
 
 

@@ -14,8 +14,6 @@ OTHER = {"README.md": "README.ko.md", "README.ko.md": "README.md"}
 
 
 class Section(NamedTuple):
-    """The content of one heading."""
-
     level: int
     title: str
     code: list[str]
@@ -24,7 +22,6 @@ class Section(NamedTuple):
 
 
 def sections(name: str) -> list[Section]:
-    """Return the sections of a README, in order."""
     found: list[Section] = []
     fenced = ""
     lines: list[str] = []

@@ -42,7 +42,6 @@ class Sums(NamedTuple):
 
 
 def needing(held: float, need: float, *, pid: int = 7, sm: float = 0.01) -> Holder:
-    """Return a program of JAX that holds and needs so many GiB."""
     return jax(held, need - 0.5, pid=pid, sm=sm)
 
 

@@ -23,7 +23,6 @@ def of(nodes: Iterable[Node], minutes: float) -> list[dict[str, str]]:
 
 
 def texts(folder: Path, given: list[dict[str, str]], minute: float) -> dict[str, list[str]]:
-    """Return the descriptions of what fires, by alert."""
     found: dict[str, list[str]] = {}
     for each in firing(folder, given, minute):
         found.setdefault(each.name, []).append(each.annotations["description"])
@@ -133,7 +132,6 @@ def targets(values: dict[str, int], cluster: str = "") -> list[dict[str, str]]:
 
 
 def names(folder: Path, given: list[dict[str, str]], minute: float) -> list[str]:
-    """Return the alerts that fire, each as often as it does."""
     return sorted(each.name for each in firing(folder, given, minute))
 
 

@@ -45,7 +45,6 @@ def noise(seed: str, size: float) -> Callable[[float], float]:
 
 
 def working_day(hour: float) -> float:
-    """Return 1 by day and 0 by night."""
     return float(8 <= hour % 24 < 20)
 
 
@@ -101,7 +100,6 @@ def first(step: int, folder: Path) -> Mapping[str, float]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a directory for what the evaluations need."""
     return tmp_path_factory.mktemp("days")
 
 

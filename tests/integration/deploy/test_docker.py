@@ -64,7 +64,6 @@ def settings() -> list[str]:
 
 @pytest.fixture(scope="module")
 def image() -> Iterator[str]:
-    """Build the image, and return its name."""
     require_root()
     for name in ("podman", "runc"):
         require_tool(name)
@@ -117,16 +116,13 @@ class Container:
 
     @property
     def log(self) -> str:
-        """Return the container's output."""
         done = podman("logs", self.name, check=False)
         return done.stdout + done.stderr
 
     def execute(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Run a command in the container."""
         return podman("exec", self.name, *command, check=False)
 
     def inspect(self) -> dict[str, Any]:
-        """Return what Podman knows of the container."""
         (found,) = json.loads(podman("inspect", self.name).stdout)
         return dict(found)
 

@@ -97,7 +97,6 @@ class Node:
 
     @property
     def state(self) -> str:
-        """Return the node's state."""
         return (self._here / "state").read_text(encoding="utf-8").strip()
 
     @property
@@ -108,7 +107,6 @@ class Node:
 
     @property
     def updates(self) -> list[str]:
-        """Return the changes that ``scontrol`` was to make."""
         path = self._here / "calls"
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         return [line for line in lines if line.startswith("update")]
@@ -122,7 +120,6 @@ class Node:
 
     @property
     def records(self) -> list[str]:
-        """Return the jobs that are recorded."""
         return sorted(path.name for path in (self._here / "run" / "jobs").glob("*/*"))
 
     def run(self, script: str, *, job: int = 4711, **environment: str) -> int:
@@ -322,7 +319,6 @@ def test_an_upgrade_is_waited_for(node: Node, tmp_path: Path, meanwhile: str) ->
 
 
 def install(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run the installer."""
     require_root()
     return subprocess.run([SCRIPTS / "install.sh", *arguments], check=False, capture_output=True, text=True)
 
@@ -448,12 +444,10 @@ class Contained:
     pid: int
 
     def wait(self) -> None:
-        """Wait until it has ended."""
         with suppress(ProcessLookupError):
             select.select([os.pidfd_open(self.pid)], [], [])
 
     def end(self) -> None:
-        """End it."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 

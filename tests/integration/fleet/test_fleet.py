@@ -38,7 +38,6 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.waits]
 
 
 def expressions() -> list[tuple[str, str]]:
-    """Return (name, expression) of every rule."""
     return [
         (rule.get("record") or rule["alert"], rule["expr"])
         for path in sorted(RULES.parent.glob(RULES.name))
@@ -58,7 +57,6 @@ def hurried(home: Path) -> str:
 
 
 def sent(config: str) -> list[dict[str, Any]]:
-    """Return the remote writes of one of the worked configurations."""
     found: list[dict[str, Any]] = yaml.safe_load((FLEET / config).read_text(encoding="utf-8"))["remote_write"]
     return found
 
@@ -172,7 +170,6 @@ def test_cluster_sends_a_fraction(engines: dict[str, Engine]) -> None:
 
 
 def instances(engine: Engine) -> list[str]:
-    """Return the names of the targets of a Prometheus."""
     targets = engine.get("/api/v1/targets", state="active")["data"]["activeTargets"]
     return [target["labels"]["instance"] for target in targets]
 

@@ -74,7 +74,6 @@ def reporters(path: Path, count: int) -> Iterator[list[int]]:
 
 
 def measure(scene: Scene, *, turns: int, seconds: int) -> Iterator[Row]:
-    """Yield what agents add to the exporter's CPU time."""
     with tempfile.TemporaryDirectory(prefix="agents-") as directory:
         path = Path(directory, "agent.sock")
         with reporters(path, AGENTS) as pids:
@@ -94,7 +93,6 @@ def _list(scene: Scene, pids: list[int]) -> None:
 
 
 def _exporter(scene: Scene, seconds: int, *flags: str) -> float:
-    """Return the CPU share of an exporter that is scraped once a second."""
     with running(scene, "ours", *flags) as program:
         time.sleep(_WARM_UP)
         with cost.cpu_share(program.pid) as shares:

@@ -26,7 +26,6 @@ def _cpu(scene: Scene, seconds: int) -> float:
 
 
 def measure(scene: Scene, *, turns: int, seconds: int) -> Iterator[Row]:
-    """Yield what the crowd adds to our CPU time."""
     without = [_cpu(scene, seconds)]
     with sleepers(CROWD):
         within = [_cpu(scene, seconds) for _ in range(turns)]

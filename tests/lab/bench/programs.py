@@ -39,8 +39,6 @@ class Page:
 
 @dataclass
 class Program:
-    """A running exporter."""
-
     pid: int  # its process
     port: int
     started: float = 0.0  # seconds from its start to the first page that says it works

@@ -44,7 +44,6 @@ class _Place:
         self.agents, self.control = str(sockets / "agents"), str(sockets / "control")
 
     def memory(self) -> int:
-        """Return the bytes of the exporter and all its processes."""
         found = 0
         for each in {self.exporter.process, *self.exporter.process.children(recursive=True)}:
             with suppress(psutil.Error):

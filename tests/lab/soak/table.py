@@ -13,7 +13,6 @@ class Row(NamedTuple):
 
 
 def markdown(rows: Iterable[Row]) -> Iterator[str]:
-    """Yield the lines of the table."""
     yield "| what | figure | |"
     yield "|---|---|---|"
     for row in rows:
