@@ -72,16 +72,9 @@ def line(rows: list[Row], name: str, gpus: float) -> tuple[float, float]:
 
 
 def printed(row: Row, mark: str = "") -> str:
-    cells = (
-        f"{row.gpus:,.0f}{mark}",
-        f"{row.series:,.0f}",
-        f"{row.series / (row.gpus / GPUS):,.0f}",
-        f"{row.resident / 2**30:.2f} GiB",
-        f"{row.cpu:.3f}",
-        f"{row.slowest:.2f} s",
-        f"{row.rules:.2f} s",
-    )
-    return f"| {' | '.join(cells)} |"
+    of_host = row.series / (row.gpus / GPUS)
+    size = f"{row.gpus:,.0f}{mark} | {row.series:,.0f} | {of_host:,.0f} | {row.resident / 2**30:.2f} GiB"
+    return f"| {size} | {row.cpu:.3f} | {row.slowest:.2f} s | {row.rules:.2f} s |"
 
 
 def write(text: str) -> None:

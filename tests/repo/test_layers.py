@@ -13,17 +13,8 @@ SOURCES = Path(__file__).parents[2] / "exporter"
 
 LAYERS = [
     # From the top to the bottom. A module may import from its own package and from those below it.
-    *(
-        "__main__",
-        "cli",
-        "kubernetes.command",
-        "slurm.command",
-        "commands",
-        "serving",
-        "storage",
-        "web",
-        "metrics",
-    ),
+    *("__main__", "cli", "kubernetes.command", "slurm.command", "commands"),
+    *("serving", "storage", "web", "metrics"),
     *("sampling", "agent_server", "views", "verdicts", "accounting", "readers", "config", "model"),
     *("rate_limit", "logs", "errors"),
 ]
@@ -53,8 +44,7 @@ ONLY_IN = {
     "aiohttp": [*("vramledger.web.*", "vramledger.serving.control_socket", "vramledger.kubernetes.command")],
     "bcrypt": ["vramledger.web.access.passwords"],
     "yaml": [
-        "vramledger.commands.rules",
-        "vramledger.commands.alert_settings",
+        *("vramledger.commands.rules", "vramledger.commands.alert_settings"),
         "vramledger.web.access.config_file",
     ],
 }
@@ -62,11 +52,8 @@ ONLY_IN = {
 PROC_PATHS = [
     *("vramledger.config", "vramledger.readers.hosts.*", "vramledger.sampling.capabilities"),
     *("vramledger.commands.doctor", "vramledger_agent.commands.attach", "vramledger_agent.client"),
-    *(
-        "vramledger_agent.frameworks.provider",
-        "vramledger_agent.isolation",
-        "vramledger_agent.program_errors",
-    ),
+    *("vramledger_agent.frameworks.provider", "vramledger_agent.isolation"),
+    "vramledger_agent.program_errors",
 ]
 """Who may name a path in /proc: who reads it, who says where it is by default, who explains it.
 

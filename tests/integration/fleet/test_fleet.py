@@ -63,14 +63,8 @@ def sent(config: str) -> list[dict[str, Any]]:
 
 def to(store: Engine, writes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return remote writes to a store on loopback, without waiting for a full batch."""
-    return [
-        {
-            **write,
-            "url": f"{store.url}/api/v1/write",
-            "queue_config": {**write.get("queue_config", {}), "batch_send_deadline": "200ms"},
-        }
-        for write in writes
-    ]
+    url, soon = f"{store.url}/api/v1/write", {"batch_send_deadline": "200ms"}
+    return [{**each, "url": url, "queue_config": {**each.get("queue_config", {}), **soon}} for each in writes]
 
 
 @pytest.fixture(scope="module")
