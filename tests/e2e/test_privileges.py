@@ -4,7 +4,6 @@ import ctypes
 import os
 import subprocess
 import sys
-import tempfile
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -168,7 +167,9 @@ DEPLOYMENTS = {
 
 
 @pytest.mark.parametrize(("flags", "uid", "seeing"), DEPLOYMENTS.values(), ids=DEPLOYMENTS)
-def test_what_is_deployed_is_enough(standin: StandIn, flags: tuple[str, ...], uid: int, seeing: int) -> None:
+def test_what_is_deployed_is_enough(
+    standin: StandIn, directory: Path, flags: tuple[str, ...], uid: int, seeing: int
+) -> None:
     """With the rights of each deployment the web part has none, and the sampler those for reading /proc."""
     wrapper = [str(require_tool("setpriv")), "--clear-groups", *flags]
     begins = uid if any(flag.startswith("--reuid") for flag in flags) else 0
@@ -177,22 +178,14 @@ def test_what_is_deployed_is_enough(standin: StandIn, flags: tuple[str, ...], ui
     for path in (state, Path(standin.env()["LD_LIBRARY_PATH"], "libnvidia-ml.so.1")):
         for above in path.parents[:-2]:
             above.chmod(0o755)  # the runner's folders are private
-    with (
-        tempfile.TemporaryDirectory(prefix="control-") as directory,
-        readable_by_all(standin, *sockets_of(Path(directory), begins), wrapper=wrapper) as exporter,
-    ):
+    os.chown(directory, begins, -1)
+    sockets = (f"--control.socket={directory}/control", f"--agent.socket={directory}/agent")
+    with readable_by_all(standin, *sockets, wrapper=wrapper) as exporter:
         held = sets(exporter.process)
         assert (held["CapEff"], held["CapPrm"], held["CapInh"], held["CapAmb"]) == (0, 0, 0, 0)
         assert status(exporter.process)["Uid"].split() == [str(uid)] * 4
         assert sets(exporter.sampler)["CapEff"] == seeing
         assert "Could not give up" not in exporter.log
-
-
-def sockets_of(directory: Path, uid: int) -> tuple[str, str]:
-    """Return the flags of sockets in a directory of the user that the exporter begins as."""
-    os.chown(directory, uid, -1)
-    directory.chmod(0o755)
-    return f"--control.socket={directory}/control", f"--agent.socket={directory}/agent"
 
 
 def test_its_user_cannot_touch_the_part_with_rights(own_user: Exporter) -> None:
@@ -236,10 +229,8 @@ def test_it_may_stay_root(standin: StandIn, control: str) -> None:
 def test_without_the_starter_it_ends(standin: StandIn, control: str) -> None:
     """If the process with the rights is killed, the exporter says so and ends, to be started again."""
     require_root()
-    words = command("serve", LOOPBACK, *QUICK, control)
-    with subprocess.Popen(
-        words, env=environment(standin.env()), stderr=subprocess.PIPE, text=True
-    ) as process:
+    words, environ = command("serve", LOOPBACK, *QUICK, control), environment(standin.env())
+    with subprocess.Popen(words, env=environ, stderr=subprocess.PIPE, text=True) as process:
         wait_until(lambda: psutil.Process(process.pid).children(recursive=True)[1:], "a sampler")
         found, sampler = psutil.Process(process.pid).children(recursive=True)
         found.kill()

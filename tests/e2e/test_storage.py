@@ -7,7 +7,6 @@ import os
 import signal
 import stat
 import subprocess
-import tempfile
 from pathlib import Path
 
 import psutil
@@ -219,18 +218,15 @@ def test_a_directory_that_cannot_be_used_ends_the_start(standin: StandIn, tmp_pa
     assert "--storage.path=" in line
 
 
-def test_the_exporters_user_owns_the_storage(standin: StandIn) -> None:
+def test_the_exporters_user_owns_the_storage(standin: StandIn, directory: Path) -> None:
     """Started as root, the process that stores is the user that listens, and may write nowhere else."""
     require_root()
-    with tempfile.TemporaryDirectory(prefix="storage-") as home:
-        Path(home).chmod(0o755)
-        storage = Path(home, "past")
-        flags = ("--web.user=65532", f"--storage.path={storage}")
-        with sampling(*flags, driver=standin.env()) as exporter:
-            expected = 65532 if "stays root" not in exporter.log else 0
-            assert storing(exporter).uids().effective == expected
-            assert storage.stat().st_uid == expected
-            assert stat.S_IMODE(storage.stat().st_mode) == 0o700
+    storage = directory / "past"
+    with sampling("--web.user=65532", f"--storage.path={storage}", driver=standin.env()) as exporter:
+        expected = 65532 if "stays root" not in exporter.log else 0
+        assert storing(exporter).uids().effective == expected
+        assert storage.stat().st_uid == expected
+        assert stat.S_IMODE(storage.stat().st_mode) == 0o700
 
 
 def test_commands_show_the_past(standin: StandIn, stage: Stage, tmp_path: Path) -> None:

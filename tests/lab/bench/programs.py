@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.lab.bench import cost
 from tests.lab.bench.scene import ROOT, Scene
 from tests.support.ports import free_port
 
@@ -103,6 +104,17 @@ def running(scene: Scene, which: str, *flags: str) -> Iterator[Program]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def cpu_of_ours(scene: Scene, seconds: int, *flags: str) -> float:
+    """Return the CPU share of an exporter that has settled and is scraped once a second."""
+    with running(scene, "ours", *flags) as program:
+        time.sleep(3.0)
+        with cost.cpu_share(program.pid) as shares:
+            for _ in range(seconds):
+                time.sleep(1)
+                program.scrape()
+        return shares[0]
 
 
 def _text(program: Program) -> str:
