@@ -35,7 +35,7 @@ def hoarded(standin_library: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     """Run the exporter until all programs are idle for a second."""
     require_host_pid_namespace()
     require_root()
-    users = dict.fromkeys(("first", "second", "small"), DAEMON)
+    users: dict[str, int | None] = dict.fromkeys(("first", "second", "small"), DAEMON)
     users |= {"other": BIN, "stranger": UNKNOWN, "root": None}
     with StandIn(tmp_path_factory.mktemp("hoarded"), standin_library) as standin, Stage() as stage:
         pids = {name: stage.start(user=user).pid for name, user in users.items()}
