@@ -1,9 +1,8 @@
 """Every test here has the stand-in driver, with two GPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -25,6 +24,14 @@ def standin(standin_library: Path, tmp_path: Path) -> Iterator[StandIn]:
 def nothing(tmp_path: Path) -> dict[str, str]:
     """Return the environment of a host without a driver."""
     return no_driver(tmp_path / "lib")
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """Return a directory that every user reaches, with a short path: a Unix socket's may have 107 bytes."""
+    with TemporaryDirectory(prefix="v", dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,6 @@
 """Agents in real processes with the real exporter: the page that Prometheus gets."""
 
-from __future__ import annotations
-
 import json
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -20,15 +17,8 @@ from tests.support.waiting import wait_until
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Return where the exporter of a test listens; other users can reach it."""
-    directory = tmp_path / "run"
-    directory.mkdir(mode=0o755)
-    for each in [directory, *directory.parents]:
-        if each.stat().st_uid == os.geteuid() and each != Path("/"):
-            each.chmod(each.stat().st_mode | 0o055)
-        if each == Path("/tmp"):  # noqa: S108 no file is made there
-            break
+def path(directory: Path) -> Path:
+    """Return where the exporter of a test listens."""
     return directory / "agent.sock"
 
 
@@ -90,12 +80,8 @@ def test_a_report_becomes_series(standin: StandIn, path: Path, agent: Callable[.
         exporter.until(lambda page: page.state(program.pid) in ("zombie", "dead", "unknown"), "its end")
 
 
-def test_commands_learn_from_the_exporter(
-    standin: StandIn, path: Path, agent: Callable[..., Player], tmp_path: Path
-) -> None:
+def test_commands_learn_from_the_exporter(standin: StandIn, path: Path, agent: Callable[..., Player]) -> None:
     """``show`` and ``doctor``, which run their own samplers, get the agents' figures from the exporter."""
-    for above in (tmp_path, *tmp_path.parents[:-2]):
-        above.chmod(0o755)  # the runner's folders are private, and doctor would say so
     with serving(*flags(path), driver=standin.env()) as exporter:
         program = agent()
         standin.device(0).set_processes([(program.pid, 2 * GIB)])

@@ -1,7 +1,5 @@
 """``show``, ``check`` and ``end`` ask the running exporter: one question has one answer everywhere."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

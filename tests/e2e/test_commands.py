@@ -1,7 +1,5 @@
 """The command line as a user meets it: exit codes, one-line messages, and what the commands print."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -12,16 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.exporter import (
-    QUICK,
-    Ended,
-    command,
-    entries,
-    environment,
-    run,
-    sampling,
-    serving,
-)
+from tests.support.exporter import QUICK, Ended, command, entries, environment, run, sampling, serving
 from tests.support.players.stage import Stage
 from tests.support.standin.library import GIB, Code, StandIn
 from vramledger import __version__
@@ -133,14 +122,9 @@ def test_show_in_ascii(standin: StandIn) -> None:
 
 def test_watching_ends_with_its_reader_and_on_interrupt(standin: StandIn) -> None:
     """``show --watch | head`` ends silently, and ^C ends it with status 130; neither prints a traceback."""
+    words, pipe = command("show", "--watch", "--sample.interval=50ms"), subprocess.PIPE
     for end in ("close", "interrupt"):
-        process = subprocess.Popen(
-            command("show", "--watch", "--sample.interval=50ms"),
-            env=environment(standin.env()),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        with process:
+        with subprocess.Popen(words, env=environment(standin.env()), stdout=pipe, stderr=pipe) as process:
             assert process.stdout is not None
             assert process.stderr is not None
             assert process.stdout.readline().startswith(b"GPU 0")
@@ -175,10 +159,9 @@ def test_doctor_finds_nothing_wrong_or_says_what(standin: StandIn, stage: Stage)
 def test_a_person_is_told_of_a_wait(standin: StandIn, tmp_path: Path) -> None:
     """A command that says nothing for a while says so on a terminal, before it waits."""
     terminal, stderr = os.openpty()
-    started = command("capture", *QUICK, "--duration=1s", str(tmp_path / "capture"))
-    with subprocess.Popen(
-        started, env=environment(standin.env()), stdout=subprocess.PIPE, stderr=stderr
-    ) as running:
+    words = command("capture", *QUICK, "--duration=1s", str(tmp_path / "capture"))
+    environ = environment(standin.env())
+    with subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, stderr=stderr) as running:
         os.close(stderr)
         said = b""
         while b"Recording for 1s." not in said:

@@ -1,7 +1,5 @@
 """A driver that is missing, disappears, returns or loses a GPU: only the data that depends on it is gone."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Whatever a source of facts raises, and however long it takes, only its own figures are missing."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator
@@ -89,11 +87,9 @@ class Site(NamedTuple):
             (self.orders / function).unlink()
 
     def when_settled(self) -> Page:
-        """Return a page that has all figures."""
         return self.exporter.until(_is_settled, "all figures")
 
     def when_failed(self, collector: str) -> Page:
-        """Return a page on which a collector has failed."""
         return self.exporter.until(lambda page: collector in page.failing, "the failure")
 
 

@@ -1,7 +1,5 @@
 """What flags and hardware change on the page: MIG, collectors, XIDs, the limit on processes, the ledger."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.exporter import QUICK, serving

@@ -1,7 +1,5 @@
 """``vramledger fit``: what real processes need, by their agents and by the driver, and where that is free."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -21,7 +19,6 @@ RECORDINGS = Path(__file__).parents[1] / "recordings"
 
 
 def fit(*arguments: str, driver: dict[str, str]) -> tuple[int, dict[str, Any]]:
-    """Run the command; return its exit status and what it says."""
     done = run("fit", "--json", *arguments, driver=driver)
     assert done.returncode in (0, 1, 3), done.stderr
     return done.returncode, json.loads(done.stdout)

@@ -1,7 +1,5 @@
 """An exporter that is frozen is noticed by those who can restart it: systemd, Docker, Kubernetes."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Calls that hang, samplers that stop or die, exporters that pause: old data is never new; all recover."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -22,7 +20,6 @@ HANGS = ["nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetProcessUtilization", "nvmlD
 
 
 def started(exporter: Exporter) -> Page:
-    """Wait for the data of both GPUs."""
     return exporter.until(lambda page: page.device_up(0) == page.device_up(1) == 1, "both GPUs")
 
 

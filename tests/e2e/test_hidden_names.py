@@ -1,7 +1,5 @@
 """``serve --web.hide-names``: only root and the exporter's user see who the users are and what they run."""
 
-from __future__ import annotations
-
 import json
 import re
 import tempfile

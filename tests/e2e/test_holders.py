@@ -1,7 +1,5 @@
 """Holders that end during a sample, are hidden, or are not readable: none is called dead that is not."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -50,12 +48,8 @@ def test_a_holder_that_ends_while_we_look(standin: StandIn, stage: Stage, *, lis
     holder = stage.start()
     standin.device(0).set_processes([(holder.pid, GIB)])
     standin.hang("nvmlDeviceGetMemoryInfo_v2", 1)  # delays the sample between the two
-    show = subprocess.Popen(
-        command("show", "--json", "--sample.timeout=30s"),
-        env=environment(standin.env()),
-        stdout=subprocess.PIPE,
-    )
-    with show:
+    words, environ = command("show", "--json", "--sample.timeout=30s"), environment(standin.env())
+    with subprocess.Popen(words, env=environ, stdout=subprocess.PIPE) as show:
         standin.wait_for_call("nvmlDeviceGetMPSComputeRunningProcesses_v3", timeout=30)
         holder.end()
         if not listed:

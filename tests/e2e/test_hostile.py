@@ -1,7 +1,5 @@
 """Strangers who make our files, or send all they may: they cost an error, and nothing of ours."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,12 +1,9 @@
 """The rights of the running exporter: none in the web part, and in the sampler those for reading /proc."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess
 import sys
-import tempfile
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -39,18 +36,15 @@ SEEING = 1 << 19 | 1 << 2
 
 
 def status(process: psutil.Process) -> dict[str, str]:
-    """Return the fields of ``/proc/PID/status``."""
     lines = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8").splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 def sets(process: psutil.Process) -> dict[str, int]:
-    """Return the capability sets of a process."""
     return {name: int(value, 16) for name, value in status(process).items() if name.startswith("Cap")}
 
 
 def healthy(port: int) -> bool:
-    """Tell whether an exporter answers at this address."""
     with (
         suppress(OSError),
         urllib.request.urlopen(f"http://127.0.0.1:{port}/-/healthy", timeout=10) as answer,
@@ -61,7 +55,6 @@ def healthy(port: int) -> bool:
 
 @pytest.fixture
 def control(tmp_path: Path) -> str:
-    """Return the flag that names a control socket of this test."""
     return f"--control.socket={tmp_path / 'control.sock'}"
 
 
@@ -85,7 +78,6 @@ def listening(process: psutil.Process) -> set[str]:
 
 
 def starter(exporter: Exporter) -> psutil.Process:
-    """Return the process that starts samplers."""
     (found,) = exporter.process.children()
     return found
 
@@ -175,7 +167,9 @@ DEPLOYMENTS = {
 
 
 @pytest.mark.parametrize(("flags", "uid", "seeing"), DEPLOYMENTS.values(), ids=DEPLOYMENTS)
-def test_what_is_deployed_is_enough(standin: StandIn, flags: tuple[str, ...], uid: int, seeing: int) -> None:
+def test_what_is_deployed_is_enough(
+    standin: StandIn, directory: Path, flags: tuple[str, ...], uid: int, seeing: int
+) -> None:
     """With the rights of each deployment the web part has none, and the sampler those for reading /proc."""
     wrapper = [str(require_tool("setpriv")), "--clear-groups", *flags]
     begins = uid if any(flag.startswith("--reuid") for flag in flags) else 0
@@ -184,22 +178,14 @@ def test_what_is_deployed_is_enough(standin: StandIn, flags: tuple[str, ...], ui
     for path in (state, Path(standin.env()["LD_LIBRARY_PATH"], "libnvidia-ml.so.1")):
         for above in path.parents[:-2]:
             above.chmod(0o755)  # the runner's folders are private
-    with (
-        tempfile.TemporaryDirectory(prefix="control-") as directory,
-        readable_by_all(standin, *sockets_of(Path(directory), begins), wrapper=wrapper) as exporter,
-    ):
+    os.chown(directory, begins, -1)
+    sockets = (f"--control.socket={directory}/control", f"--agent.socket={directory}/agent")
+    with readable_by_all(standin, *sockets, wrapper=wrapper) as exporter:
         held = sets(exporter.process)
         assert (held["CapEff"], held["CapPrm"], held["CapInh"], held["CapAmb"]) == (0, 0, 0, 0)
         assert status(exporter.process)["Uid"].split() == [str(uid)] * 4
         assert sets(exporter.sampler)["CapEff"] == seeing
         assert "Could not give up" not in exporter.log
-
-
-def sockets_of(directory: Path, uid: int) -> tuple[str, str]:
-    """Return the flags of sockets in a directory of the user that the exporter begins as."""
-    os.chown(directory, uid, -1)
-    directory.chmod(0o755)
-    return f"--control.socket={directory}/control", f"--agent.socket={directory}/agent"
 
 
 def test_its_user_cannot_touch_the_part_with_rights(own_user: Exporter) -> None:
@@ -243,10 +229,8 @@ def test_it_may_stay_root(standin: StandIn, control: str) -> None:
 def test_without_the_starter_it_ends(standin: StandIn, control: str) -> None:
     """If the process with the rights is killed, the exporter says so and ends, to be started again."""
     require_root()
-    words = command("serve", LOOPBACK, *QUICK, control)
-    with subprocess.Popen(
-        words, env=environment(standin.env()), stderr=subprocess.PIPE, text=True
-    ) as process:
+    words, environ = command("serve", LOOPBACK, *QUICK, control), environment(standin.env())
+    with subprocess.Popen(words, env=environ, stderr=subprocess.PIPE, text=True) as process:
         wait_until(lambda: psutil.Process(process.pid).children(recursive=True)[1:], "a sampler")
         found, sampler = psutil.Process(process.pid).children(recursive=True)
         found.kill()

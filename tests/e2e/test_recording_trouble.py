@@ -1,7 +1,5 @@
 """Recordings give the ledger of the live data, are marked as recordings, and their faults are reported."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """``vramledger release``: the exporter releases the GPUs, reports this, and reopens them by itself."""
 
-from __future__ import annotations
-
 import json
 import socket
 from contextlib import nullcontext, suppress
@@ -16,7 +14,6 @@ from tests.support.standin.library import StandIn
 
 
 def released(page: Page) -> bool:
-    """Tell whether a page says that the GPUs are released."""
     return page.value("released_until_timestamp_seconds") is not None
 
 

@@ -1,7 +1,5 @@
 """``vramledger report``: each user is told of their own programs, by a mail program and by a webhook."""
 
-from __future__ import annotations
-
 import email
 import json
 import pwd
@@ -37,14 +35,8 @@ def hoarded(standin_library: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     """Run the exporter until all programs are idle for a second."""
     require_host_pid_namespace()
     require_root()
-    users = {
-        "first": DAEMON,
-        "second": DAEMON,
-        "other": BIN,
-        "stranger": UNKNOWN,
-        "root": None,
-        "small": DAEMON,
-    }
+    users: dict[str, int | None] = dict.fromkeys(("first", "second", "small"), DAEMON)
+    users |= {"other": BIN, "stranger": UNKNOWN, "root": None}
     with StandIn(tmp_path_factory.mktemp("hoarded"), standin_library) as standin, Stage() as stage:
         pids = {name: stage.start(user=user).pid for name, user in users.items()}
         held = [(pid, GIB if name == "small" else 3 * GIB) for name, pid in pids.items()]
@@ -60,7 +52,6 @@ def hoarded(standin_library: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def told(text: str, pids: dict[str, int]) -> set[str]:
-    """Return of which programs a text tells."""
     return {name for name, pid in pids.items() if f"pid {pid} (" in text}
 
 

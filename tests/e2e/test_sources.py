@@ -1,14 +1,8 @@
 """What schedulers, pods and servers say of a holder, from their sockets to the page."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
-
-import pytest
 
 from tests.support.certificates import Authority
 from tests.support.exporter import QUICK, run, serving
@@ -21,14 +15,7 @@ from tests.support.vllm_server import metrics_page, serve_vllm
 from vramledger.kubernetes.kubelet import SOCKET
 
 
-@pytest.fixture
-def rootfs() -> Iterator[Path]:
-    """Return a root with a short path, because a Unix socket's path may have only 107 bytes."""
-    with TemporaryDirectory(prefix="v") as directory:
-        yield Path(directory)
-
-
-def test_reserved_by_one_and_held_by_another(standin: StandIn, stage: Stage, rootfs: Path) -> None:
+def test_reserved_by_one_and_held_by_another(standin: StandIn, stage: Stage, directory: Path) -> None:
     """The page and ``check`` say which pod has reserved the GPU, and who holds it without a reservation."""
     pid = stage.start().pid
     standin.device(0).set_processes([(pid, GIB)])
@@ -40,8 +27,8 @@ def test_reserved_by_one_and_held_by_another(standin: StandIn, stage: Stage, roo
         return listed(pod("train-0", devices("nvidia.com/gpu", ids[0])))
 
     offer = allocatable(devices("nvidia.com/gpu", *ids))
-    flag = f"--path.rootfs={rootfs}"
-    with kubelet(rootfs / SOCKET, List=given, GetAllocatableResources=lambda _: offer):
+    flag = f"--path.rootfs={directory}"
+    with kubelet(directory / SOCKET, List=given, GetAllocatableResources=lambda _: offer):
         with serving(*QUICK, flag, "--no-collector.reservations", driver=standin.env()) as exporter:
             assert exporter.next_sample().up
         assert asked == [], "switched off, no scheduler is read"
@@ -62,7 +49,7 @@ def test_reserved_by_one_and_held_by_another(standin: StandIn, stage: Stage, roo
     assert "reserved for pod ml/train-0, which holds nothing" in said
 
 
-def test_labels_of_a_pod_with_a_reservation(standin: StandIn, rootfs: Path, tmp_path: Path) -> None:
+def test_labels_of_a_pod_with_a_reservation(standin: StandIn, directory: Path, tmp_path: Path) -> None:
     """The allowed labels of the pod that has the GPU are on the page, of no other pod."""
     authority = Authority(tmp_path)
     account = write_account(tmp_path / "account", authority.pair)
@@ -72,11 +59,11 @@ def test_labels_of_a_pod_with_a_reservation(standin: StandIn, rootfs: Path, tmp_
         listed_pod("web-0", {"team": "web"}),
     ]
     with (
-        kubelet(rootfs / SOCKET, List=lambda _: given, GetAllocatableResources=lambda _: allocatable()),
+        kubelet(directory / SOCKET, List=lambda _: given, GetAllocatableResources=lambda _: allocatable()),
         serve_pods(authority.sign("kubelet"), *pods) as server,
     ):
         flags = (
-            *(f"--path.rootfs={rootfs}", "--pods.labels=team,app.kubernetes.io/name", "--pods.node=gpu-7"),
+            *(f"--path.rootfs={directory}", "--pods.labels=team,app.kubernetes.io/name", "--pods.node=gpu-7"),
             *(f"--pods.kubelet=127.0.0.1:{server.port}", f"--pods.credentials={account}"),
         )
         with serving(*QUICK, *flags, driver=standin.env()) as exporter:

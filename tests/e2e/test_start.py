@@ -1,7 +1,5 @@
 """Each process loads only what it uses, and never code from where it is started."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -29,19 +27,15 @@ def test_the_exporter_loads_no_client_no_driver_and_no_storage(standin: StandIn,
     """The process that listens has served its metrics and its page without what others of ours load."""
     flags = (LOOPBACK, *QUICK, "--web.user=root", f"--agent.socket={tmp_path}/agent")
     program, *rest = command("serve", *flags, f"--control.socket={tmp_path}/control")
-    words, log = [program, *COUNTED, *rest], ""
-    with subprocess.Popen(
-        words, env=environment(standin.env()), stderr=subprocess.PIPE, text=True
-    ) as exporter:
+    words, log, environ = [program, *COUNTED, *rest], "", environment(standin.env())
+    with subprocess.Popen(words, env=environ, stderr=subprocess.PIPE, text=True) as exporter:
         assert exporter.stderr is not None
         try:
             for line in exporter.stderr:
                 log += line
-                if address := next(
-                    (each["address"] for each in entries(line) if each["msg"] == "Listening"), ""
-                ):
+                if listening := [each["address"] for each in entries(line) if each["msg"] == "Listening"]:
                     for path in ("metrics", ""):
-                        with urllib.request.urlopen(f"http://{address}/{path}") as answer:
+                        with urllib.request.urlopen(f"http://{listening[0]}/{path}") as answer:
                             assert answer.status == 200
                     break
         finally:
@@ -51,17 +45,9 @@ def test_the_exporter_loads_no_client_no_driver_and_no_storage(standin: StandIn,
     loaded = imported(log)
     assert {"aiohttp.web", "vramledger.accounting.tracker"} <= loaded
     assert not loaded & {
-        *(
-            "aiohttp.client",
-            "aiohttp.connector",
-            "pynvml",
-            "psutil",
-            "yaml",
-            "bcrypt",
-            "multiprocessing",
-            "sqlite3",
-        ),
-        *("vramledger.sampling.sampler", "vramledger.storage.past_writer", "vramledger.commands.show"),
+        *("aiohttp.client", "aiohttp.connector", "pynvml", "psutil", "yaml", "bcrypt", "multiprocessing"),
+        *("sqlite3", "vramledger.sampling.sampler", "vramledger.storage.past_writer"),
+        "vramledger.commands.show",
     }
 
 
@@ -90,7 +76,6 @@ def test_the_sampler_loads_no_server(standin: StandIn) -> None:
 
 
 def printed(*words: str) -> set[str]:
-    """Return what a program prints, which must end well."""
     return set(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split())
 
 
@@ -98,10 +83,8 @@ def printed(*words: str) -> set[str]:
 def test_what_only_passes_something_on_loads_nothing_of_the_exporter(name: str) -> None:
     """``run`` precedes every program of its user, ``release`` a reset: neither loads sampling or psutil."""
     code = f"import sys; from vramledger.cli import parser; parser([{name!r}]); print(*sys.modules)"
-    loaded = printed(sys.executable, "-c", code) - {
-        "vramledger.model",
-        "vramledger.model.holder_facts",
-    }  # flags
+    of_flags = {"vramledger.model", "vramledger.model.holder_facts"}
+    loaded = printed(sys.executable, "-c", code) - of_flags
     assert {each.split(".")[1] for each in loaded if each.startswith("vramledger.")} <= {
         *("agent_protocol", "cli", "commands", "config", "errors", "listener", "logs", "printable", "serving")
     }
@@ -138,12 +121,8 @@ def test_who_asks_for_aiohttps_client_later_gets_it() -> None:
 
 def test_the_version_loads_no_command() -> None:
     """``--version`` is printed before any command is loaded."""
-    done = subprocess.run(
-        [sys.executable, *COUNTED, "-m", "vramledger", "--version"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    words = [sys.executable, *COUNTED, "-m", "vramledger", "--version"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("vramledger ")
     loaded = imported(done.stderr)
     assert "vramledger.cli" in loaded
@@ -159,16 +138,10 @@ def test_the_current_directory_is_no_place_for_code(tmp_path: Path, standin: Sta
         "from vramledger.cli import main\n"
         "sys.exit(main(['show']))"
     )
-
+    environ = {**os.environ, **standin.env(), "PYTHONPATH": str(project / "exporter")}
     done = subprocess.run(
-        [sys.executable, "-c", start],
-        cwd=tmp_path,
-        env={**os.environ, **standin.env(), "PYTHONPATH": str(project / "exporter")},
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", start], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
     )
-
     assert (done.returncode, done.stderr) == (0, "")
     assert "NVIDIA H200" in done.stdout
     assert not (tmp_path / "EXECUTED").exists()

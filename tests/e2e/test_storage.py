@@ -1,7 +1,5 @@
 """``serve --storage.path``: what was known survives the exporter; a disk costs the storage alone."""
 
-from __future__ import annotations
-
 import fcntl
 import gzip
 import json
@@ -9,7 +7,6 @@ import os
 import signal
 import stat
 import subprocess
-import tempfile
 from pathlib import Path
 
 import psutil
@@ -28,12 +25,10 @@ IDLE_AFTER = 3.0
 
 
 def files_in(directory: Path) -> list[str]:
-    """Return the names in a storage."""
     return sorted(each.name for each in directory.iterdir())
 
 
 def idle_since(page: Page, pid: int) -> float | None:
-    """Return since when a holder is idle, None while it is not."""
     return page.value("process_state_since_timestamp_seconds", pid=pid, state="idle")
 
 
@@ -66,7 +61,6 @@ def test_a_restart_forgets_nothing(standin: StandIn, stage: Stage, tmp_path: Pat
 
 
 def storing(exporter: Exporter) -> psutil.Process:
-    """Return the process that stores."""
     children = exporter.process.children(recursive=True)
     (found,) = (each for each in children if "vramledger.storage.process" in " ".join(each.cmdline()[:3]))
     return found
@@ -78,7 +72,6 @@ def stores(page: Page) -> float | None:
 
 
 def figure(page: Page, name: str) -> float:
-    """Return a figure of the storage."""
     value = page.value(f"storage_{name}")
     assert value is not None, name
     return value
@@ -228,18 +221,15 @@ def test_a_directory_that_cannot_be_used_ends_the_start(standin: StandIn, tmp_pa
     assert "--storage.path=" in line
 
 
-def test_the_exporters_user_owns_the_storage(standin: StandIn) -> None:
+def test_the_exporters_user_owns_the_storage(standin: StandIn, directory: Path) -> None:
     """Started as root, the process that stores is the user that listens, and may write nowhere else."""
     require_root()
-    with tempfile.TemporaryDirectory(prefix="storage-") as home:
-        Path(home).chmod(0o755)
-        storage = Path(home, "past")
-        flags = ("--web.user=65532", f"--storage.path={storage}")
-        with sampling(*flags, driver=standin.env()) as exporter:
-            expected = 65532 if "stays root" not in exporter.log else 0
-            assert storing(exporter).uids().effective == expected
-            assert storage.stat().st_uid == expected
-            assert stat.S_IMODE(storage.stat().st_mode) == 0o700
+    storage = directory / "past"
+    with sampling("--web.user=65532", f"--storage.path={storage}", driver=standin.env()) as exporter:
+        expected = 65532 if "stays root" not in exporter.log else 0
+        assert storing(exporter).uids().effective == expected
+        assert storage.stat().st_uid == expected
+        assert stat.S_IMODE(storage.stat().st_mode) == 0o700
 
 
 def test_commands_show_the_past(standin: StandIn, stage: Stage, tmp_path: Path) -> None:

@@ -1,10 +1,7 @@
 """Who may request what on the control socket, attacked from containers, as another user and as nobody."""
 
-from __future__ import annotations
-
 import json
 import socket
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -43,17 +40,8 @@ exec chroot "$root" "$@"
 """A container's root directory, with the host's PID namespace; the socket is there by a read-only mount."""
 
 
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    """Return a directory that every user reaches."""
-    with tempfile.TemporaryDirectory(prefix="control-", dir="/tmp") as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
-
-
 @contextmanager
 def exporting(standin: StandIn, path: Path, *flags: str) -> Iterator[Exporter]:
-    """Run an exporter of root, and check at the end that it still has data and the GPUs."""
     require_root()
     with serving(*QUICK, f"--control.socket={path}", *flags, driver=standin.env()) as exporter:
         yield exporter

@@ -262,7 +262,6 @@ def _in_mib(framework: FrameworkReport) -> FrameworkReport:
 
 
 def readings() -> Iterator[Reading]:
-    """Yield the readings of the node from its first job on."""
     random = Random(SEED)  # noqa: S311 it must give the same each time
     kinds = dict.fromkeys(range(4), (CARD, "NVIDIA H200")) | {OLDER: (OLDER_CARD, "NVIDIA A100-SXM4-80GB")}
     gpus = [

@@ -4,8 +4,6 @@ The table of the alerts goes into ``exporter/docs/measurements/alerts.md``, unle
 run. With ``--draws`` it runs the drawn scenarios instead, from a seed on.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time
@@ -74,15 +72,8 @@ def main() -> int:
     )
     if not only and not args.quiet:
         write(MEASURED, text)
-    return (
-        1
-        if verdict.missed
-        or verdict.pages
-        or verdict.nameless
-        or verdict.misnamed
-        or verdict.warnings_a_day > 1
-        else 0
-    )
+    wrong = verdict.missed or verdict.pages or verdict.nameless or verdict.misnamed
+    return int(bool(wrong) or verdict.warnings_a_day > 1)
 
 
 def draw(args: argparse.Namespace) -> int:
@@ -100,19 +91,12 @@ def draw(args: argparse.Namespace) -> int:
     pages, _ = false_pages(runs)
     missed = [each for each in runs if not KNOWN[each.scenario].healthy and time_to_detect(each) is None]
     print(draw_table(runs))
-    print(
-        "\n".join(
-            [
-                *(f"FALSE {each}" for each in pages),
-                *(f"MISSED {each.scenario}/{each.seed}" for each in missed),
-            ]
-        )
-    )
+    told = [f"FALSE {each}" for each in pages] + [f"MISSED {each.scenario}/{each.seed}" for each in missed]
+    print("\n".join(told))
     return int(bool(pages))
 
 
 def write(path: Path, text: str) -> None:
-    """Put the table between its marks."""
     before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     path.write_text(f"{before}{BEGIN}\n{text}{END}{after}", encoding="utf-8")

@@ -5,8 +5,6 @@ rules. A size that no machine of ours holds is extrapolated by a straight line t
 and the largest difference between the line and these is printed with it.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil
@@ -45,7 +43,6 @@ class Row:
 
 
 def rules(engine: Engine) -> list[float]:
-    """Return the seconds that the last evaluation of each group took."""
     return [float(group["evaluationTime"]) for group in engine.get("/api/v1/rules")["data"]["groups"]]
 
 
@@ -75,21 +72,12 @@ def line(rows: list[Row], name: str, gpus: float) -> tuple[float, float]:
 
 
 def printed(row: Row, mark: str = "") -> str:
-    """Return a row of the table."""
-    cells = (
-        f"{row.gpus:,.0f}{mark}",
-        f"{row.series:,.0f}",
-        f"{row.series / (row.gpus / GPUS):,.0f}",
-        f"{row.resident / 2**30:.2f} GiB",
-        f"{row.cpu:.3f}",
-        f"{row.slowest:.2f} s",
-        f"{row.rules:.2f} s",
-    )
-    return f"| {' | '.join(cells)} |"
+    of_host = row.series / (row.gpus / GPUS)
+    size = f"{row.gpus:,.0f}{mark} | {row.series:,.0f} | {of_host:,.0f} | {row.resident / 2**30:.2f} GiB"
+    return f"| {size} | {row.cpu:.3f} | {row.slowest:.2f} s | {row.rules:.2f} s |"
 
 
 def write(text: str) -> None:
-    """Put the table between its marks."""
     before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     README.write_text(f"{before}{BEGIN}{text}\n{END}{after}", encoding="utf-8")

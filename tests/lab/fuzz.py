@@ -5,8 +5,6 @@ changes them further. Each target runs in a process of its own, from examples th
 raise anything but its own error is left in a file, to become a test. Status 1 when there was such an input.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

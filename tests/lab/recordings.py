@@ -1,7 +1,5 @@
 """Judge every recording again, and write the page that it must give: ``python -m tests.lab.recordings``."""
 
-from __future__ import annotations
-
 import sys
 
 from tests.support import judging

@@ -3,8 +3,6 @@
 python -m tests.lab.trees
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What CI runs: the real scripts, with stand-ins for everything that takes long."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -59,7 +57,6 @@ def checkout(project: Path, tmp_path: Path) -> Path:
 
 
 def run(checkout: Path) -> subprocess.CompletedProcess[str]:
-    """Run what CI runs."""
     return subprocess.run(
         ["bash", checkout / ".ci/run"], check=False, capture_output=True, text=True, timeout=60
     )

@@ -1,7 +1,5 @@
 """Every command line of the documents, and all of COMMANDS.md, is true."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import subprocess
@@ -22,7 +20,6 @@ MOMENT = 901
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
-    """Return the parser of every command."""
     (action,) = (each for each in parser()._actions if isinstance(each, argparse._SubParsersAction))  # noqa: SLF001
     return dict(action.choices)
 

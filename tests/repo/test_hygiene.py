@@ -1,7 +1,5 @@
 """What must not be in the repository, and what the commands promise about themselves."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Imports point one way: down the list of packages below. A new package must be added to it."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from fnmatch import fnmatchcase
@@ -15,17 +13,8 @@ SOURCES = Path(__file__).parents[2] / "exporter"
 
 LAYERS = [
     # From the top to the bottom. A module may import from its own package and from those below it.
-    *(
-        "__main__",
-        "cli",
-        "kubernetes.command",
-        "slurm.command",
-        "commands",
-        "serving",
-        "storage",
-        "web",
-        "metrics",
-    ),
+    *("__main__", "cli", "kubernetes.command", "slurm.command", "commands"),
+    *("serving", "storage", "web", "metrics"),
     *("sampling", "agent_server", "views", "verdicts", "accounting", "readers", "config", "model"),
     *("rate_limit", "logs", "errors"),
 ]
@@ -55,8 +44,7 @@ ONLY_IN = {
     "aiohttp": [*("vramledger.web.*", "vramledger.serving.control_socket", "vramledger.kubernetes.command")],
     "bcrypt": ["vramledger.web.access.passwords"],
     "yaml": [
-        "vramledger.commands.rules",
-        "vramledger.commands.alert_settings",
+        *("vramledger.commands.rules", "vramledger.commands.alert_settings"),
         "vramledger.web.access.config_file",
     ],
 }
@@ -64,11 +52,8 @@ ONLY_IN = {
 PROC_PATHS = [
     *("vramledger.config", "vramledger.readers.hosts.*", "vramledger.sampling.capabilities"),
     *("vramledger.commands.doctor", "vramledger_agent.commands.attach", "vramledger_agent.client"),
-    *(
-        "vramledger_agent.frameworks.provider",
-        "vramledger_agent.isolation",
-        "vramledger_agent.program_errors",
-    ),
+    *("vramledger_agent.frameworks.provider", "vramledger_agent.isolation"),
+    "vramledger_agent.program_errors",
 ]
 """Who may name a path in /proc: who reads it, who says where it is by default, who explains it.
 
@@ -106,7 +91,6 @@ def code_of(module: str) -> tuple[ast.AST, ...]:
 
 
 def matches(module: str, patterns: list[str]) -> bool:
-    """Say whether a module is one of those that the patterns name."""
     return any(fnmatchcase(module, pattern) for pattern in patterns)
 
 
@@ -149,7 +133,6 @@ def tool_place(module: str) -> int | None:
 
 
 def is_protocol(module: str) -> bool:
-    """Say whether a module is shared by the agent and the exporter."""
     return is_agent(module, PROTOCOL)
 
 

@@ -1,7 +1,5 @@
 """Links between the documents lead to files and headings that exist, and SECURITY.md to tests."""
 
-from __future__ import annotations
-
 import functools
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Names mean one thing each, private fields are their class's, and no clause keeps a foreign exception."""
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
@@ -84,7 +82,6 @@ def swallowing(path: Path) -> Iterator[str]:
 
 
 def names(node: ast.AST) -> Iterator[ast.Name]:
-    """Yield the names in a piece of code."""
     return (each for each in ast.walk(node) if isinstance(each, ast.Name))
 
 

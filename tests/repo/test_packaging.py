@@ -1,7 +1,5 @@
 """What pip installs: the two packages with their data, and no development files."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -41,11 +39,9 @@ class Package(NamedTuple):
         return self.name.replace("_", "-")
 
     def wheel(self, dist: Path) -> zipfile.ZipFile:
-        """Open the wheel."""
         return zipfile.ZipFile(dist / f"{self.name}-{__version__}-py3-none-any.whl")
 
     def sdist(self, dist: Path) -> Path:
-        """Return the source package."""
         return dist / f"{self.name}-{__version__}.tar.gz"
 
 
@@ -56,7 +52,6 @@ BOTH = pytest.mark.parametrize("package", [EXPORTER, AGENT], ids=lambda package:
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of both packages."""
     return built(tmp_path_factory)
 
 

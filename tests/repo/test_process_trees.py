@@ -1,7 +1,5 @@
 """PROCESS_TREES.md says what the tests demand of the trees that they play."""
 
-from __future__ import annotations
-
 from tests.lab.trees import PAGE, render, shown
 from tests.support.players.trees.catalogue import HEALTHY, LEFTOVERS, TREES
 

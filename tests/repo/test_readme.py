@@ -1,7 +1,5 @@
 """The README is short and true: its length, its commands, its files, its list of states."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """README.ko.md says what README.md says: outline, commands, code, links and tables of each section."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path
@@ -16,8 +14,6 @@ OTHER = {"README.md": "README.ko.md", "README.ko.md": "README.md"}
 
 
 class Section(NamedTuple):
-    """The content of one heading."""
-
     level: int
     title: str
     code: list[str]
@@ -26,7 +22,6 @@ class Section(NamedTuple):
 
 
 def sections(name: str) -> list[Section]:
-    """Return the sections of a README, in order."""
     found: list[Section] = []
     fenced = ""
     lines: list[str] = []

@@ -1,7 +1,5 @@
 """The conditions of a release: one version everywhere, a change log in its form, a wheel that runs."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

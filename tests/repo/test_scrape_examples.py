@@ -1,7 +1,5 @@
 """Every document that scrapes the exporter keeps the labels that it gives."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Iterator

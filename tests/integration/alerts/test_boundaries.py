@@ -1,7 +1,5 @@
 """Each alert at each of its thresholds, and at the end of its ``for``."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A node's clock that is set moves no alert: every age counts as if it had not been set."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise

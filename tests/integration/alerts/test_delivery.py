@@ -1,7 +1,5 @@
 """What arrives at a pager and a chat, by a real Alertmanager with the receivers that the example shows."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

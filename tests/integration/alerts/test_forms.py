@@ -1,7 +1,5 @@
 """The other forms in which people take rules: a mixin, and the rule engine of VictoriaMetrics."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

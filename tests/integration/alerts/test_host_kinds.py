@@ -1,7 +1,5 @@
 """What the alerts say on each kind of host on which nothing is broken; the table of kinds says the same."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace

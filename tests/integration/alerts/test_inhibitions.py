@@ -1,7 +1,5 @@
 """One cause makes one page: a real Alertmanager gets alerts that fire together."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone

@@ -1,7 +1,5 @@
 """What the page about a distributed job that hangs says; job situations have when there is one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

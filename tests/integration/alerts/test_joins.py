@@ -1,7 +1,5 @@
 """No node can make a rule fail, whatever label sets its series come in at one time."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """One cause that many nodes or many jobs have is one message; and what labels of targets do is said."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -25,7 +23,6 @@ def of(nodes: Iterable[Node], minutes: float) -> list[dict[str, str]]:
 
 
 def texts(folder: Path, given: list[dict[str, str]], minute: float) -> dict[str, list[str]]:
-    """Return the descriptions of what fires, by alert."""
     found: dict[str, list[str]] = {}
     for each in firing(folder, given, minute):
         found.setdefault(each.name, []).append(each.annotations["description"])
@@ -136,7 +133,6 @@ def targets(values: dict[str, int], cluster: str = "") -> list[dict[str, str]]:
 
 
 def names(folder: Path, given: list[dict[str, str]], minute: float) -> list[str]:
-    """Return the alerts that fire, each as often as it does."""
     [found] = firing_labels(folder, given, [minute])
     return sorted(each["alertname"] for each in found)
 

@@ -1,7 +1,5 @@
 """What a person reads: short, complete, true, and without what machines leave in a text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

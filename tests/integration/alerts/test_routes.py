@@ -1,7 +1,5 @@
 """The example of Alertmanager's configuration: the receivers, the inhibitions, and the text."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -27,7 +25,6 @@ Amtool = Callable[..., str]
 
 @pytest.fixture(params=VERSIONS)
 def amtool(request: pytest.FixtureRequest) -> Amtool:
-    """Return a function that runs amtool and returns its answer."""
     program = require_version("amtool", request.param)
 
     def ask(*arguments: str) -> str:
@@ -113,7 +110,6 @@ grafana: https://grafana.test
 
 
 def written(folder: Path, own: str, *more: str) -> Path:
-    """Return the file that ``vramledger rules`` writes with these settings."""
     (folder / "mine.yml").write_text(own, encoding="utf-8")
     command = [sys.executable, "-m", "vramledger", "rules", "--thresholds", str(folder / "mine.yml"), *more]
     done = subprocess.run(command, check=True, capture_output=True, text=True)

@@ -1,7 +1,5 @@
 """The rule files: they are up to date, complete, documented, and use only the metric contract."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -227,7 +225,6 @@ def test_a_wrong_threshold_of_the_repository_is_explained(tmp_path: Path) -> Non
 
 
 def vramledger_rules(*arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
-    """Run ``vramledger rules`` with thresholds on its standard input."""
     command = [sys.executable, "-m", "vramledger", "rules", *arguments]
     return subprocess.run(command, check=False, capture_output=True, text=True, input=given)
 

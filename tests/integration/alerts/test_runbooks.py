@@ -1,7 +1,5 @@
 """The runbooks: they are complete, use commands that exist, and are served as they are written."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex
@@ -29,14 +27,12 @@ COMMANDS = re.compile(
 
 
 def sections(page: Path) -> dict[str, str]:
-    """Return the text of a runbook by its headings."""
     title, *parts = re.split(r"^#+ (.*)\n", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert title == ""
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 def code(text: str) -> list[str]:
-    """Return the texts between backquotes."""
     return re.findall(r"`([^`]+)`", text)
 
 

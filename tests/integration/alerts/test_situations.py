@@ -1,7 +1,5 @@
 """What is told of what happens to GPUs, programs, exporters and Prometheus: once, in time, and no more."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import cast

@@ -1,7 +1,5 @@
 """Leaks that take days are found in time, days of healthy work raise nothing, and a page lasts for days."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -47,7 +45,6 @@ def noise(seed: str, size: float) -> Callable[[float], float]:
 
 
 def working_day(hour: float) -> float:
-    """Return 1 by day and 0 by night."""
     return float(8 <= hour % 24 < 20)
 
 
@@ -103,7 +100,6 @@ def first(step: int, folder: Path) -> Mapping[str, float]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a directory for what the evaluations need."""
     return tmp_path_factory.mktemp("days")
 
 

@@ -1,7 +1,5 @@
 """The Compose file, read by the real Docker Compose, and the configuration that it mounts."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -22,7 +20,6 @@ COMPOSE = Path(__file__).parents[3] / "deploy" / "compose"
 
 
 def config(profile: str) -> dict[str, Any]:
-    """Return what Docker Compose makes of the file for one profile."""
     answer = subprocess.run(
         [require_newer("docker-compose"), "--profile", profile, "config", "--format", "json"],
         check=True, capture_output=True, text=True, cwd=COMPOSE, timeout=60,

@@ -1,7 +1,5 @@
 """The chart and the kustomize bases, through the real helm and kustomize and Kubernetes' own schemas."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -32,7 +30,6 @@ VERSIONS = [f"1.{minor}" for minor in range(25, 38)]
 
 
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run helm until it ends."""
     return subprocess.run(
         [require_newer("helm"), *arguments], check=False, capture_output=True, text=True, timeout=60
     )
@@ -47,7 +44,6 @@ def template(*values: str, version: str = VERSIONS[-1]) -> list[dict[str, Any]]:
 
 
 def kustomized(folder: str | Path) -> list[dict[str, Any]]:
-    """Return the objects that the real kustomize makes from a folder, as ``kubectl apply -k`` would."""
     answer = subprocess.run(
         [require_newer("kustomize"), "build", KUBERNETES / "kustomize" / folder],
         check=True, capture_output=True, text=True, timeout=60,
@@ -63,13 +59,11 @@ def render(*arguments: str | Path) -> None:
 
 
 def only(objects: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    """Return the one object of a kind."""
     (found,) = (each for each in objects if each["kind"] == kind)
     return found
 
 
 def named(parts: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    """Return the one part with a name, a volume for example."""
     (found,) = (each for each in parts if each["name"] == name)
     return found
 
@@ -87,7 +81,6 @@ def pod(objects: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def rules_of(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return every rule of the PrometheusRules among some objects."""
     made = (each for each in objects if each["kind"] == "PrometheusRule")
     return [rule for each in made for group in each["spec"]["groups"] for rule in group["rules"]]
 
@@ -428,7 +421,6 @@ def drop_links(*several: list[dict[str, Any]]) -> None:
 
 
 def rules_of_chart(tmp_path: Path, rules: str) -> subprocess.CompletedProcess[str]:
-    """Let the chart make its objects with a file of rules."""
     file = tmp_path / "mine.rules.yml"
     file.write_text(rules)
     values = ("--set", REPOSITORY_OF_IMAGE, "--set", "prometheusRule.enabled=true")

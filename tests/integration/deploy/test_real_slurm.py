@@ -233,7 +233,6 @@ def cluster(shared: Cluster) -> Iterator[Cluster]:
 
 
 def holds(cluster: Cluster, count: int) -> None:
-    """Wait until this number of processes holds memory."""
     wait_until(lambda: len(cluster.driver.holders) == count, f"{count} holders")
 
 

@@ -1,7 +1,5 @@
 """The manual page and the completions, made from the parser and read by their programs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from argparse import ArgumentParser

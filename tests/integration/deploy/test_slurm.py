@@ -28,6 +28,8 @@ from tests.support.standin.library import GIB, Code, StandIn
 pytestmark = pytest.mark.waits
 
 ROOT = Path(__file__).resolve().parents[3]
+JOB = 900_000_000 + os.getpid()
+"""A job that no cluster has, and no other run of the tests."""
 SCRIPTS = ROOT / "deploy" / "slurm"
 NOBODY = 2**22
 """One above the largest pid of Linux: NVML lists it and the host does not have it, as after a crash."""
@@ -97,7 +99,6 @@ class Node:
 
     @property
     def state(self) -> str:
-        """Return the node's state."""
         return (self._here / "state").read_text(encoding="utf-8").strip()
 
     @property
@@ -108,7 +109,6 @@ class Node:
 
     @property
     def updates(self) -> list[str]:
-        """Return the changes that ``scontrol`` was to make."""
         path = self._here / "calls"
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         return [line for line in lines if line.startswith("update")]
@@ -122,7 +122,6 @@ class Node:
 
     @property
     def records(self) -> list[str]:
-        """Return the jobs that are recorded."""
         return sorted(path.name for path in (self._here / "run" / "jobs").glob("*/*"))
 
     def run(self, script: str, *, job: int = 4711, **environment: str) -> int:
@@ -328,7 +327,6 @@ def test_an_upgrade_is_waited_for(node: Node, tmp_path: Path, meanwhile: str) ->
 
 
 def install(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run the installer."""
     require_root()
     return subprocess.run([SCRIPTS / "install.sh", *arguments], check=False, capture_output=True, text=True)
 
@@ -389,19 +387,18 @@ def test_an_epilog_ends_the_jobs_rest(node: Node, standin: StandIn, stage: Stage
     """Whatever its job has left is ended, in any state; another job's process is not, and drains nothing."""
     require_root()
     node.configure("SETTLE=15")
-    job = 900_000_000 + os.getpid()
     leftover, neighbour = stage.start(), stage.start()
     with (
-        cgroup(f"slurm_gpu01/uid_0/job_{job}/step_batch") as place,
-        cgroup(f"slurm_gpu01/uid_0/job_{job + 1}/step_batch") as other,
+        cgroup(f"slurm_gpu01/uid_0/job_{JOB}/step_batch") as place,
+        cgroup(f"slurm_gpu01/uid_0/job_{JOB + 1}/step_batch") as other,
         listed_while_alive(standin, leftover, neighbour),
-        step_daemon(job + 1),
+        step_daemon(JOB + 1),
     ):
         (place / "cgroup.procs").write_text(str(leftover.pid))
         (other / "cgroup.procs").write_text(str(neighbour.pid))
         if stopped:
             leftover.stop()
-        status = node.run("epilog.sh", job=job, SLURM_JOB_GPUS="0")
+        status = node.run("epilog.sh", job=JOB, SLURM_JOB_GPUS="0")
         ended, spared = leftover.wait(), neighbour.running
     assert (status, ended, spared) == (0, -signal.SIGTERM, True)
     assert node.updates == []
@@ -410,18 +407,17 @@ def test_an_epilog_ends_the_jobs_rest(node: Node, standin: StandIn, stage: Stage
 def test_shared_gpus(node: Node, standin: StandIn, stage: Stage) -> None:
     """A holder of a running job that has the GPU too is not a leftover; it is one when the job has ended."""
     require_root()
-    job = 900_000_000 + os.getpid()
     neighbour = stage.start()
     standin.device(0).set_memory(unattributed=0)
-    with cgroup(f"slurm/uid_0/job_{job}/step_batch") as place, listed_while_alive(standin, neighbour):
+    with cgroup(f"slurm/uid_0/job_{JOB}/step_batch") as place, listed_while_alive(standin, neighbour):
         (place / "cgroup.procs").write_text(str(neighbour.pid))
-        node.record(job, "nvidia0")
-        with step_daemon(job):
+        node.record(JOB, "nvidia0")
+        with step_daemon(JOB):
             assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == 0
         assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == 1
         node.set_state("IDLE", "")
-        node.record(job, "nvidia1")
-        with step_daemon(job):
+        node.record(JOB, "nvidia1")
+        with step_daemon(JOB):
             assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == 1, "its job has another GPU"
 
 
@@ -431,13 +427,12 @@ def test_a_name_below_makes_nobody_a_container(
 ) -> None:
     """Who names a cgroup of the own manager or of a delegated unit like a container's is left over."""
     require_root()
-    job = 900_000_000 + os.getpid()
-    with step_daemon(job):
+    with step_daemon(JOB):
         leftover = stage.start()  # a container that is as young may be the job's
         with cgroup(f"{above}/docker-{'a5' * 32}.scope") as place, listed_while_alive(standin, leftover):
             os.chown(place.parent, 64031, 64031)
             (place / "cgroup.procs").write_text(str(leftover.pid))
-            node.record(job, "nvidia0")
+            node.record(JOB, "nvidia0")
             assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == 1
 
 
@@ -454,37 +449,33 @@ class Contained:
     pid: int
 
     def wait(self) -> None:
-        """Wait until it has ended."""
         with suppress(ProcessLookupError):
             select.select([os.pidfd_open(self.pid)], [], [])
 
     def end(self) -> None:
-        """End it."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
 
 def test_a_container_of_a_running_job(node: Node, standin: StandIn, image: str) -> None:
     """A container may be a running job's on a GPU of that job; when the job has ended, it is left over."""
-    job = 900_000_000 + os.getpid()
-    node.record(job, "nvidia0")
-    with step_daemon(job + 2), step_daemon(job), container(image) as (_, pid):
+    node.record(JOB, "nvidia0")
+    with step_daemon(JOB + 2), step_daemon(JOB), container(image) as (_, pid):
         standin.device(0).set_processes([(pid, 20 * GIB)])
-        assert node.run("prolog.sh", job=job + 1, SLURM_JOB_GPUS="0") == 0
+        assert node.run("prolog.sh", job=JOB + 1, SLURM_JOB_GPUS="0") == 0
         assert (node.state, node.updates) == ("IDLE", [])
-        node.record(job + 2, "nvidia1")
-        assert node.run("epilog.sh", job=job, SLURM_JOB_GPUS="0") == 0
+        node.record(JOB + 2, "nvidia1")
+        assert node.run("epilog.sh", job=JOB, SLURM_JOB_GPUS="0") == 0
         assert node.reason.startswith("vram GPU0 root 20GiB")
 
 
 @pytest.mark.thorough
 def test_a_container_that_is_older_than_the_jobs(node: Node, standin: StandIn, image: str) -> None:
     """A container that was there before a running job began is not that job's."""
-    job = 900_000_000 + os.getpid()
-    node.record(job, "nvidia0")
-    with container(image) as (_, pid), step_daemon(job):
+    node.record(JOB, "nvidia0")
+    with container(image) as (_, pid), step_daemon(JOB):
         standin.device(0).set_processes([(pid, 20 * GIB)])
-        assert node.run("prolog.sh", job=job + 1, SLURM_JOB_GPUS="0") == 1
+        assert node.run("prolog.sh", job=JOB + 1, SLURM_JOB_GPUS="0") == 1
         assert node.reason.startswith("vram GPU0 root 20GiB")
 
 
@@ -492,15 +483,14 @@ def test_a_container_that_is_older_than_the_jobs(node: Node, standin: StandIn, i
 def test_a_container_that_names_its_job(node: Node, standin: StandIn, image: str) -> None:
     """A container with its job's number ends with this job, and with no other."""
     node.configure("SETTLE=10")  # the first process of a PID namespace ignores SIGTERM
-    job = 900_000_000 + os.getpid()
-    for number in (job, job + 1):
+    for number in (JOB, JOB + 1):
         node.record(number, "nvidia0", uid=64031)
     with (
-        step_daemon(job + 1),
-        container(image, SLURM_JOB_ID=job + 1) as (_, neighbour),
-        container(image, SLURM_JOB_ID=job) as (_, pid),
+        step_daemon(JOB + 1),
+        container(image, SLURM_JOB_ID=JOB + 1) as (_, neighbour),
+        container(image, SLURM_JOB_ID=JOB) as (_, pid),
         listed_while_alive(standin, Contained(pid), Contained(neighbour)),
     ):
-        assert node.run("epilog.sh", job=job, SLURM_JOB_GPUS="0") == 0
+        assert node.run("epilog.sh", job=JOB, SLURM_JOB_GPUS="0") == 0
         assert (Path(f"/proc/{pid}").exists(), Path(f"/proc/{neighbour}").exists()) == (False, True)
     assert (node.state, node.updates) == ("IDLE", [])

@@ -1,7 +1,5 @@
 """The service, through systemd's own checks."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -34,7 +32,6 @@ def unit(tmp_path: Path, name: str = "vramledger.service") -> Path:
 
 
 def settings(name: str, pattern: str) -> list[str]:
-    """Return the values of a unit's settings whose names match."""
     return re.findall(rf"^(?:{pattern})=(.*)$", (SYSTEMD / name).read_text(encoding="utf-8"), re.MULTILINE)
 
 

@@ -27,7 +27,6 @@ def shown(page: str, command: str) -> list[str]:
 
 
 def lines_of(done: CompletedProcess[str]) -> list[str]:
-    """Return what a command printed, without indentation."""
     assert done.returncode == 0, done.stderr
     return [line.strip() for line in done.stdout.splitlines()]
 

@@ -1,7 +1,5 @@
 """The bundled recording, which every new user sees first."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable

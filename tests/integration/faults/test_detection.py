@@ -1,7 +1,5 @@
 """The alerts find planted faults in time, and do not fire for healthy work: a short run of the suite."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Recordings of real GPUs raise the right alerts: held at their last moment, or stretched."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

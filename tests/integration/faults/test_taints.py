@@ -1,7 +1,5 @@
 """The marks of a Kubernetes node over the fault suite: leftovers taint it, and nothing else does."""
 
-from __future__ import annotations
-
 from random import Random
 
 import msgspec

@@ -1,7 +1,5 @@
 """A fleet and the real engines: every rule gives the same result in every engine."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import re
@@ -40,7 +38,6 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.waits]
 
 
 def expressions() -> list[tuple[str, str]]:
-    """Return (name, expression) of every rule."""
     return [
         (rule.get("record") or rule["alert"], rule["expr"])
         for path in sorted(RULES.parent.glob(RULES.name))
@@ -60,21 +57,14 @@ def hurried(home: Path) -> str:
 
 
 def sent(config: str) -> list[dict[str, Any]]:
-    """Return the remote writes of one of the worked configurations."""
     found: list[dict[str, Any]] = yaml.safe_load((FLEET / config).read_text(encoding="utf-8"))["remote_write"]
     return found
 
 
 def to(store: Engine, writes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return remote writes to a store on loopback, without waiting for a full batch."""
-    return [
-        {
-            **write,
-            "url": f"{store.url}/api/v1/write",
-            "queue_config": {**write.get("queue_config", {}), "batch_send_deadline": "200ms"},
-        }
-        for write in writes
-    ]
+    url, soon = f"{store.url}/api/v1/write", {"batch_send_deadline": "200ms"}
+    return [{**each, "url": url, "queue_config": {**each.get("queue_config", {}), **soon}} for each in writes]
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +167,6 @@ def test_cluster_sends_a_fraction(engines: dict[str, Engine]) -> None:
 
 
 def instances(engine: Engine) -> list[str]:
-    """Return the names of the targets of a Prometheus."""
     targets = engine.get("/api/v1/targets", state="active")["data"]["activeTargets"]
     return [target["labels"]["instance"] for target in targets]
 

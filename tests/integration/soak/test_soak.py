@@ -1,7 +1,5 @@
 """A short, seeded run of every part of the soak: the long ones are ``make soak``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

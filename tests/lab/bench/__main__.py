@@ -41,7 +41,6 @@ def _load() -> str:
 
 
 def main() -> int:
-    """Measure the requested parts; return the exit status."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="less than a minute, and less exact")
     args = parser.parse_args()

@@ -10,8 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tests.lab.bench import cost
-from tests.lab.bench.programs import running
+from tests.lab.bench.programs import cpu_of_ours
 from tests.lab.bench.scene import Scene
 from tests.lab.bench.table import Row
 from tests.support.agent_client import report
@@ -20,7 +19,6 @@ from tests.support.players.stage import PlayerError, Stage
 AGENTS = 64
 GPUS = 8
 _MOST = 0.05  # of a core, for reading, joining and writing 1,400 more series a second
-_WARM_UP = 3.0
 
 
 def message(sequence: int, ordinal: int) -> dict[str, Any]:
@@ -74,15 +72,14 @@ def reporters(path: Path, count: int) -> Iterator[list[int]]:
 
 
 def measure(scene: Scene, *, turns: int, seconds: int) -> Iterator[Row]:
-    """Yield what agents add to the exporter's CPU time."""
     with tempfile.TemporaryDirectory(prefix="agents-") as directory:
         path = Path(directory, "agent.sock")
         with reporters(path, AGENTS) as pids:
             _list(scene, pids)
             quiet, busy = [], []
             for _ in range(turns):
-                quiet.append(_exporter(scene, seconds, "--no-collector.agent"))
-                busy.append(_exporter(scene, seconds, f"--agent.socket={path}"))
+                quiet.append(cpu_of_ours(scene, seconds, "--no-collector.agent"))
+                busy.append(cpu_of_ours(scene, seconds, f"--agent.socket={path}"))
     share = statistics.mean(busy) - statistics.mean(quiet)
     yield Row(f"{scene.name}, {AGENTS} agents", "CPU, beyond that without", share, unit="CPU", bar=_MOST)
 
@@ -91,14 +88,3 @@ def _list(scene: Scene, pids: list[int]) -> None:
     """Let the agents take turns in holding a GPU, without other holders."""
     for index in range(scene.devices):
         scene.standin.device(index).set_processes([(pid, 2**29) for pid in pids[index :: scene.devices]])
-
-
-def _exporter(scene: Scene, seconds: int, *flags: str) -> float:
-    """Return the CPU share of an exporter that is scraped once a second."""
-    with running(scene, "ours", *flags) as program:
-        time.sleep(_WARM_UP)
-        with cost.cpu_share(program.pid) as shares:
-            for _ in range(seconds):
-                time.sleep(1)
-                program.scrape()
-        return shares[0]

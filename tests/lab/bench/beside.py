@@ -29,7 +29,7 @@ class Figures:
 
     cpu: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    memory: list[cost.Memory] = field(default_factory=list)
+    rss: list[int] = field(default_factory=list)
     page: Page | None = None
 
 
@@ -43,7 +43,7 @@ def _turn(program: Program, seconds: int, figures: Figures) -> None:
             figures.page = program.scrape()
             figures.seconds.append(figures.page.seconds)
     figures.cpu += share
-    figures.memory.append(cost.memory(program.pid))
+    figures.rss.append(cost.rss(program.pid))
 
 
 def measure(scene: Scene, *, turns: int, seconds: int) -> Iterator[Row]:
@@ -63,7 +63,7 @@ def measure(scene: Scene, *, turns: int, seconds: int) -> Iterator[Row]:
     medians = statistics.median(ours.seconds), statistics.median(peer.seconds)
     yield Row(at, f"scrape, median of {len(ours.seconds)}", *medians, "s", scrape_most)
     yield Row(at, "series", ours.page.series, peer.page.series)
-    rss = max(each.rss for each in ours.memory)
+    rss = max(ours.rss)
     if judged:  # its limit is absolute
         yield Row(at, "RSS of all our processes", rss, unit="B", bar=_MEMORY_MOST)
-    yield Row(at, "RSS", rss, max(each.rss for each in peer.memory), "B")
+    yield Row(at, "RSS", rss, max(peer.rss), "B")

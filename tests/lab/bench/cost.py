@@ -4,14 +4,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
-
-
-class Memory(NamedTuple):
-    """Bytes, summed over processes; ``pss`` counts shared bytes once, None where it is not readable."""
-
-    rss: int
-    pss: int | None
 
 
 def family(pid: int) -> list[int]:
@@ -39,18 +31,7 @@ def cpu_share(pid: int) -> Iterator[list[float]]:
     share.append((cpu_seconds(pid) - before) / (time.monotonic() - begun))
 
 
-def memory(pid: int) -> Memory:
-    pids = family(pid)
-    rss = sum(_kib(Path(f"/proc/{each}/status"), "VmRSS") for each in pids)
-    try:
-        pss = sum(_kib(Path(f"/proc/{each}/smaps_rollup"), "Pss") for each in pids)
-    except OSError:
-        return Memory(rss, None)
-    return Memory(rss, pss)
-
-
-def _kib(path: Path, name: str) -> int:
-    for line in path.read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise LookupError(f"{path} has no {name}")
+def rss(pid: int) -> int:
+    """Return the resident bytes of a process and its children."""
+    statuses = [Path(f"/proc/{each}/status").read_text() for each in family(pid)]
+    return sum(int(text.partition("\nVmRSS:")[2].split()[0]) * 1024 for text in statuses)

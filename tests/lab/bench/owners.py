@@ -28,7 +28,6 @@ _SAMPLES = 100
 
 
 def measure(on: Scene, *, seconds: int) -> Iterator[Row]:
-    """Yield the cost of all that is added to a sample."""
     holders = on.devices * on.holders
     sample = _sampler(on, seconds)
     with sleepers(holders) as pids, TemporaryDirectory(prefix="v") as directory:
@@ -112,7 +111,6 @@ def _schedulers(root: Path, pids: list[int]) -> float:
 
 
 def _cpu(work: Callable[[], object]) -> float:
-    """Return the CPU seconds that this thread needs for it."""
     begun = time.thread_time()
     work()
     return time.thread_time() - begun

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.lab.bench import cost
 from tests.lab.bench.scene import ROOT, Scene
 from tests.support.ports import free_port
 
@@ -39,8 +40,6 @@ class Page:
 
 @dataclass
 class Program:
-    """A running exporter."""
-
     pid: int  # its process
     port: int
     started: float = 0.0  # seconds from its start to the first page that says it works
@@ -49,22 +48,14 @@ class Program:
         self.connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
 
     def scrape(self) -> Page:
-        """Scrape once, over a connection that is kept, as Prometheus does; connect again if it was closed."""
+        """Scrape once, over a connection that is kept, as Prometheus does."""
         begun = time.perf_counter()
-        try:
-            answer = self._ask()
-        except ConnectionError:  # a server closes what was unused for a minute
-            self.connection.close()
-            begun = time.perf_counter()
-            answer = self._ask()
+        self.connection.request("GET", "/metrics", headers=_HEADERS)
+        answer = self.connection.getresponse()
         body = answer.read()
         seconds = time.perf_counter() - begun
         text = gzip.decompress(body) if answer.headers["Content-Encoding"] == "gzip" else body
         return Page(seconds, text.decode())
-
-    def _ask(self) -> http.client.HTTPResponse:
-        self.connection.request("GET", "/metrics", headers=_HEADERS)
-        return self.connection.getresponse()
 
 
 def ours(port: int) -> tuple[list[str], str]:
@@ -113,6 +104,17 @@ def running(scene: Scene, which: str, *flags: str) -> Iterator[Program]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def cpu_of_ours(scene: Scene, seconds: int, *flags: str) -> float:
+    """Return the CPU share of an exporter that has settled and is scraped once a second."""
+    with running(scene, "ours", *flags) as program:
+        time.sleep(3.0)
+        with cost.cpu_share(program.pid) as shares:
+            for _ in range(seconds):
+                time.sleep(1)
+                program.scrape()
+        return shares[0]
 
 
 def _text(program: Program) -> str:

@@ -56,7 +56,6 @@ def _median(found: list[Reading]) -> tuple[float, float, float]:
 
 
 def measure(directory: Path, *, devices: int, holders: int, samples: int) -> Iterator[Row]:
-    """Yield how long samples take, compared with their slowest GPU."""
     with scene(directory, devices, holders) as many:
         at = many.name
         whole, nvml, slowest = _median(readings(many, samples))

@@ -18,8 +18,6 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @dataclass(frozen=True)
 class Scene:
-    """A host with GPUs."""
-
     standin: StandIn  # the driver
     devices: int  # how many GPUs it has
     holders: int  # processes that each GPU lists, all different

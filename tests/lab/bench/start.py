@@ -12,7 +12,6 @@ _MOST = 1.0
 
 
 def measure(scene: Scene, *, times: int) -> Iterator[Row]:
-    """Yield the median of several starts, minus the driver's time for nvmlInit."""
     took = []
     for _ in range(times):
         with running(scene, "ours") as program:

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Row:
-    """One figure."""
-
     at: str  # GPUs x holders on each
     what: str  # what was measured
     ours: float

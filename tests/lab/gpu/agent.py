@@ -64,7 +64,6 @@ class Machine:
         return [{process.pid: process.usedGpuMemory for process in processes} for processes in listed]
 
     def memory(self) -> list[Any]:
-        """Return NVML's figures of each device."""
         return [self.nvml.nvmlDeviceGetMemoryInfo(handle) for handle in self.handles]
 
     def holders(self) -> list[Facts]:
@@ -85,8 +84,6 @@ class Machine:
 
 
 class Bench:
-    """Starts the programs, and collects the figures."""
-
     def __init__(self, out: Path, cases: list[str], *, rehearse: bool) -> None:
         self.out = out
         self.rehearse = rehearse

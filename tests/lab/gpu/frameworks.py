@@ -71,8 +71,6 @@ CASES = (
 
 
 class Bench:
-    """An exporter, programs with it, and the results."""
-
     def __init__(self, place: Path, python: str, exporter: Exporter) -> None:
         self.place = place
         self.python = python
@@ -85,7 +83,6 @@ class Bench:
         print(f"{'met' if met else 'MISSED'}: {what} [{detail}]", flush=True)
 
     def series(self, pid: int) -> Found:
-        """Return a process's series by family."""
         found: Found = {}
         for (name, labels), value in self.exporter.scrape().samples.items():
             if ("pid", str(pid)) in labels:

@@ -101,7 +101,6 @@ def gradients() -> None:
 
 
 def wait_for_provider() -> Any:  # noqa: ANN401 each framework's own
-    """Return the agent's provider, once it has started."""
     from vramledger_agent.worker import worker
 
     deadline = time.monotonic() + 10

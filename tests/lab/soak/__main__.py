@@ -1,7 +1,5 @@
 """``python -m tests.lab.soak PART``: run a part of the soak, print its table; 1 when a figure is bad."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile
@@ -12,7 +10,6 @@ from tests.lab.soak.table import markdown
 
 
 def main() -> int:
-    """Run the requested part."""
     parser = argparse.ArgumentParser(prog="python -m tests.lab.soak", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="of everything that is drawn (default 1)")
     parts = parser.add_subparsers(dest="part", required=True)

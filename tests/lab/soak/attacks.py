@@ -4,8 +4,6 @@ One exporter with two GPUs, 16 holders and a past of some minutes is attacked fo
 users of its host, on the same machine, so their own work is in the figures too.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import statistics
@@ -46,7 +44,6 @@ class _Place:
         self.agents, self.control = str(sockets / "agents"), str(sockets / "control")
 
     def memory(self) -> int:
-        """Return the bytes of the exporter and all its processes."""
         found = 0
         for each in {self.exporter.process, *self.exporter.process.children(recursive=True)}:
             with suppress(psutil.Error):
@@ -81,26 +78,15 @@ def _attacks(at: _Place) -> Iterator[tuple[str, Attack]]:
     commas = f"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept: {',' * 57_000}\r\n\r\n"
     packed = "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\nContent-Length: 63000\r\n\r\n"
     yield "nobody", lambda _: None
-    yield (
-        "descriptors that linger, on both sockets",
-        enter(*(_linger(path) for path in (at.agents, at.control) for _ in range(3))),
-    )
-    yield (
-        "connections of a program with 20,000 threads",
-        enter(strange("threads", "20000", at.agents, at.control)),
-    )
-    yield (
-        "connections of a program with 5,000 mounts",
-        enter(strange("mounts", "5000", at.agents, at.control)),
-    )
+    both, past = (at.agents, at.control), f"GET /past?ask=since&from=1&to={now:.0f}"
+    yield "descriptors that linger, on both sockets", enter(*(_linger(path) for path in both * 3))
+    yield "connections of a program with 20,000 threads", enter(strange("threads", "20000", *both))
+    yield "connections of a program with 5,000 mounts", enter(strange("mounts", "5000", *both))
     yield (
         "questions about the past, by 8 visitors and 4 users",
         enter(
             *(_visit(port, lambda number: page.format(f"{now + number:.0f}")) for _ in range(8)),
-            *(
-                strange("ask", at.control, f"GET /past?ask=since&from=1&to={now:.0f}", user=USER + number)
-                for number in range(4)
-            ),
+            *(strange("ask", at.control, past, user=USER + number) for number in range(4)),
         ),
     )
     yield (

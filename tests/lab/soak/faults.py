@@ -7,8 +7,6 @@ that explains it, books balance, counters grow, health tells. Nothing here waits
 gives the same run again.
 """
 
-from __future__ import annotations
-
 import random
 import re
 import time
@@ -126,19 +124,14 @@ def _parse(series: str) -> tuple[str, dict[str, str]]:
 
 @dataclass
 class Tally:
-    """The result of a run."""
-
     steps: int = 0
-    calls: int = 0
     seconds: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)  # calls failed or spoiled, and all else, by weather
     dark: int = 0
     restarts: int = 0
-    pages: int = 0
 
     @property
     def injected(self) -> int:
-        """Return all faults."""
         return self.faults.total()
 
     def rows(self) -> Iterator[Row]:

@@ -1,7 +1,5 @@
 """The result of a soak, as a table for people."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -15,7 +13,6 @@ class Row(NamedTuple):
 
 
 def markdown(rows: Iterable[Row]) -> Iterator[str]:
-    """Yield the lines of the table."""
     yield "| what | figure | |"
     yield "|---|---|---|"
     for row in rows:

@@ -3,8 +3,6 @@
 The stand-in tells it to the exporter, and what a page says is held against it.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from math import inf
@@ -40,7 +38,6 @@ class Faults:
         self._before = self._now
 
     def look(self) -> None:
-        """Read the counts of this step so far."""
         self._now = self._view.tolist()
 
     def _count(self, kind: int, functions: tuple[str, ...], device: int) -> int:
@@ -56,7 +53,6 @@ class Faults:
         return self._count(1, functions, device)
 
     def spoiled(self, functions: tuple[str, ...], device: int) -> int:
-        """Return how many answers were spoiled."""
         return self._count(2, functions, device)
 
     def on(self, device: int) -> int:
@@ -173,11 +169,9 @@ class World:
         self._lost ^= {place}
 
     def find_all(self) -> None:
-        """Let every lost device return."""
         self._lost.clear()
 
     def step_clock(self, seconds: float) -> None:
-        """Set the clock."""
         self._ahead += seconds
 
     def swap(self, first: int, second: int) -> None:
