@@ -25,13 +25,7 @@ from vramledger.commands.fit import (
     fit_lines,
     read_file,
 )
-from vramledger.commands.fit_input import (
-    DeviceUse,
-    FrameworkUse,
-    LedgerSample,
-    Program,
-    read_ledger,
-)
+from vramledger.commands.fit_input import DeviceUse, FrameworkUse, LedgerSample, Program, read_ledger
 from vramledger.commands.fit_verdict import (
     AFTER,
     NO,

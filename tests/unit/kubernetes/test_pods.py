@@ -9,15 +9,7 @@ import pytest
 from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from vramledger.kubernetes.api_client import ClusterError
-from vramledger.kubernetes.pods import (
-    KEEP,
-    MAX_PODS,
-    READ_INTERVAL,
-    SPACING,
-    HolderPods,
-    Pod,
-    PodLabelReader,
-)
+from vramledger.kubernetes.pods import KEEP, MAX_PODS, READ_INTERVAL, SPACING, HolderPods, Pod, PodLabelReader
 from vramledger.model.reading import Grant, Owner, PodLabels, ProcessFacts, ProcessRow, Scheduler
 from vramledger.model.records import LABEL_VALUE_MAX
 
@@ -36,8 +28,7 @@ class Cluster:
     def read(self) -> Mapping[Pod, Mapping[str, str]]:
         self.questions += 1
         if self.pods is None:
-            message = "403 Forbidden"
-            raise ClusterError(message)
+            raise ClusterError("403 Forbidden")
         return self.pods
 
     def after(self, seconds: float, *wanted: Pod) -> tuple[PodLabels, ...]:

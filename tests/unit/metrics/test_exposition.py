@@ -277,8 +277,7 @@ def test_what_the_exporter_cannot_collect_of_itself_shows_at_once() -> None:
 
     def own() -> Collected:
         if not next(turns):
-            message = "torn"
-            raise RuntimeError(message)
+            raise RuntimeError("torn")
         return []
 
     shot, page = crowd(1, 2), Exposition(0, lambda: None, lambda: 0.0, collect_own=own)
@@ -294,8 +293,7 @@ def test_a_raising_collector_costs_only_itself(caplog: pytest.LogCaptureFixture)
 
     def torn(shot: Snapshot) -> Collected:
         if broken:
-            message = "torn"
-            raise RuntimeError(message)
+            raise RuntimeError("torn")
         return hardware.collect(shot, "hardware")
 
     page = Exposition(0, lambda: None, lambda: 0.0, {**collectors(0), "hardware": torn})

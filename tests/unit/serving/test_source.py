@@ -66,8 +66,7 @@ def test_agents_that_cannot_be_added_cost_their_own_part(caplog: pytest.LogCaptu
 
     async def add_agents(reading: Reading) -> Reading:
         if failing:
-            message = "injected"
-            raise RuntimeError(message)
+            raise RuntimeError("injected")
         return replace(reading, agent_socket=SOCKET)
 
     attach = attach_agents(add_agents)

@@ -145,8 +145,7 @@ class _Broken(Recorder):
     def record(self, reading: Reading) -> Iterator[tuple[bytes, bytes]]:
         """Fail from that time on."""
         if reading.monotonic >= self.fails_at:
-            message = "bug"
-            raise KeyError(message)
+            raise KeyError("bug")
         return super().record(reading)
 
 

@@ -41,8 +41,7 @@ async def test_a_background_task_ends_with_its_block() -> None:
         async with cancellation.background_task(work()):
             await asyncio.sleep(0)
             assert running == [True]
-            message = "torn"
-            raise ValueError(message)
+            raise ValueError("torn")
 
     with pytest.raises(ValueError, match="torn"):
         await fail()

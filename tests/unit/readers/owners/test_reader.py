@@ -15,12 +15,7 @@ from vramledger.model.reading import Owner, ProcessFacts
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.program_names import find_notebook
 from vramledger.readers.owners.host_files import HostFiles
-from vramledger.readers.owners.reader import (
-    LOOK_AGAIN,
-    UnitUsers,
-    resolve_from_facts,
-    resolve_owner,
-)
+from vramledger.readers.owners.reader import LOOK_AGAIN, UnitUsers, resolve_from_facts, resolve_owner
 
 A = "e58a24d4a722c99712cff74ef69d93311089584eb32617b3890e0dcb996133f1"
 B = "5eed917563583925ffdbd40a64efb2aaffe58638e57add8becaf460fe74f5b1c"
