@@ -85,16 +85,13 @@ ANONYMOUS = b"7f0c5e600000-7f0c5e8a2000 rw-p 00000000 00:00 0 \n7ffd0-7ffd1 rw-p
 EMPTY_CARD = MemoryPattern(518 * MIB, H200, watched=True, jump=518 * MIB, left=142_000 * MIB)
 """A context has appeared on an H200, and nothing else."""
 TF, JAX, TORCH = "libtensorflow", "xla_cuda_plugin", "libtorch_cuda"
-ENVIRONMENTS = st.lists(
-    st.tuples(st.sampled_from([*SETTINGS, "TOKEN"]).map(str.encode), st.binary(max_size=300))
-)
+NAMES = st.sampled_from([*SETTINGS, "TOKEN"]).map(str.encode)
+ENVIRONMENTS = st.lists(st.tuples(NAMES, st.binary(max_size=300)))
 
 
 def mapping(path: str) -> bytes:
     """Write the line of a ``maps`` as the kernel does."""
-    return (
-        "7f0c5e600000-7f0c5e8a2000 r-xp 00000000 fd:01 1049".ljust(73).encode() + b"/" + path.encode() + b"\n"
-    )
+    return "7f0c5e600000-7f0c5e8a2000 r-xp 00000000 fd:01 1049".ljust(73).encode() + f"/{path}\n".encode()
 
 
 @pytest.mark.parametrize(("path", "framework"), PATHS)
@@ -120,8 +117,7 @@ def test_every_library_has_a_path_here() -> None:
 
 def taken(memory: int, total: int = 143_771, left: int | None = None) -> MemoryPattern:
     """Take this number of MiB at once after a context, while the exporter watches."""
-    before = MemoryPattern(518 * MIB, total * MIB, watched=True, jump=518 * MIB, left=(total - 518) * MIB)
-    return before.after_change(memory * MIB, (total - memory if left is None else left) * MIB)
+    return stepwise(total=total).after_change(memory * MIB, (total - memory if left is None else left) * MIB)
 
 
 def stepwise(*sizes: int, total: int = 143_771) -> MemoryPattern:
@@ -170,15 +166,11 @@ def found_late(memory: int, total: int = 143_771) -> MemoryPattern:
         ((TORCH,), {}, stepwise(10_954), "torch caching default"),
         ((TORCH,), {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}, None, "torch caching default"),
         ((TORCH,), {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, None, "torch caching environ"),
-        (
-            (TORCH,), {"PYTORCH_CUDA_ALLOC_CONF": "backend: cudaMallocAsync"},
-            None, "torch cuda_malloc_async environ",
-        ),
-        (
-            (TORCH,),
-            {"PYTORCH_CUDA_ALLOC_CONF": "backend:native", "PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"},
-            None, "torch caching environ",
-        ),
+        ((TORCH,), {"PYTORCH_CUDA_ALLOC_CONF": "backend: cudaMallocAsync"}, None,
+         "torch cuda_malloc_async environ"),
+        ((TORCH,),
+         {"PYTORCH_CUDA_ALLOC_CONF": "backend:native", "PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"},
+         None, "torch caching environ"),
         ((TORCH,), {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, None, "torch platform environ"),
         # several at once
         ((TORCH, "libnvinfer", "libcuda"), {}, stepwise(9_000), "torch caching default"),
@@ -195,11 +187,8 @@ def found_late(memory: int, total: int = 143_771) -> MemoryPattern:
         ((TF, JAX), {}, None, "unknown unknown none"),
         ((TF, JAX), {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}, stepwise(4_618), "tensorflow growth environ"),
         ((TF, JAX), {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, stepwise(522), "jax growth environ"),
-        (
-            (TF, JAX),
-            {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"},
-            stepwise(522), "unknown unknown none",
-        ),
+        ((TF, JAX), {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"},
+         stepwise(522), "unknown unknown none"),
         ((TORCH, TF, JAX), {}, stepwise(9_000), "torch caching default"),
         (("cupy", "librmm"), {}, stepwise(9_000), "rmm unknown none"),
         (("vllm", TORCH), {}, taken(129_000), "vllm fraction default"),
@@ -225,9 +214,7 @@ def test_verdicts(
 
 def test_what_is_a_preallocation() -> None:
     """Not the last bytes of a full card, nor doubling; the fullest device decides."""
-    pattern = MemoryPattern(518 * MIB, H200, watched=True, jump=518 * MIB, left=5_000 * MIB).after_change(
-        5_400 * MIB, 100 * MIB
-    )
+    pattern = EMPTY_CARD._replace(left=5_000 * MIB).after_change(5_400 * MIB, 100 * MIB)
     assert classify((TF,), (), (pattern,)).policy == "unknown"
     assert classify((TF,), (), (stepwise(9_000, 18_000, 36_000, 72_000, 141_000),)).policy == "growth"
     assert classify((JAX,), (), (EMPTY_CARD, taken(107_986), EMPTY_CARD)).policy == "fraction"
@@ -331,9 +318,8 @@ def test_a_settled_verdict_becomes_a_label_and_stays() -> None:
     host.program.memory = 63 * GIB
     later = [process(host) for _ in range(int(SETTLED_AFTER) + 10)]
     assert later[-1].policy[:3] == ("jax", "fraction", "pattern")
-    assert list(dict.fromkeys([*seen, *(each.settled for each in later)])) == [
-        ("", ""), ("jax", ""), ("jax", "growth"),
-    ]  # fmt: skip
+    shown = dict.fromkeys([*seen, *(each.settled for each in later)])
+    assert list(shown) == [("", ""), ("jax", ""), ("jax", "growth")]
 
 
 def test_what_the_environment_says_needs_no_second_minute() -> None:
