@@ -248,7 +248,7 @@ class Clock:
 
 def test_a_file_system_that_hangs_costs_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Facts come in time without names, and again when the names were found."""
-    pod(tmp_path)
+    pod(tmp_path, "main")
     release = threading.Event()
     names = HostFiles.list_names
 
