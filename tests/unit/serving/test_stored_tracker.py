@@ -91,10 +91,8 @@ def test_a_reboot_forgets_pids(tmp_path: Path, same_start: bool) -> None:
     past = stored_past(tmp_path)
     start = past.host.processes[0].start
     past.now += 20
-    booted = Process(PID, {0: Fixed(GIB)}, begin=past.now - 5, user="ann")
-    if same_start:
-        booted = Process(PID, {0: Fixed(GIB)}, begin=-900.0, user="ann")
-        assert booted.start == start
+    booted = Process(PID, {0: Fixed(GIB)}, begin=-900.0 if same_start else past.now - 5, user="ann")
+    assert (booted.start == start) is same_start
     past.host.processes = [booted]
     snapshots = []
     for _ in range(30):
@@ -103,8 +101,7 @@ def test_a_reboot_forgets_pids(tmp_path: Path, same_start: bool) -> None:
     for snapshot in restarted(tmp_path, snapshots):
         assert the_holding(snapshot).state is State.ACTIVE
         assert sure(snapshot.watched_since) >= snapshots[0].time
-    first = restarted(tmp_path, snapshots[:1])[0]
-    assert byte_seconds(first) == 0, "counters begin again with the boot"
+    assert byte_seconds(restarted(tmp_path, snapshots[:1])[0]) == 0, "counters begin again with the boot"
 
 
 def test_the_past_before_a_reboot_stays_readable(tmp_path: Path) -> None:
@@ -115,11 +112,7 @@ def test_the_past_before_a_reboot_stays_readable(tmp_path: Path) -> None:
     past.now = ended + 100
     past.host.processes = [Process(PID, {0: Fixed(2 * GIB)}, begin=past.now - 5, user="bob")]
     for _ in range(30):
-        reading = past.reading("boot-2")
-        for kind, content in past.recorder.record(reading):
-            past.process.receive(kind, content)
-        past.tracker.update(reading)
-        past.now += 1.0
+        past.sample(past.reading("boot-2"))
     past.end()
     with open_past(tmp_path) as found:
         assert {each.header["boot"] for each in found.segments()} == {BOOT_ID, "boot-2"}

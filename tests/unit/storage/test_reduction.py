@@ -46,8 +46,7 @@ def cases() -> Iterator[tuple[type, str, Any]]:
 
 def stored(reading: Reading) -> Reading:
     """Return what is read of a reading that was stored."""
-    value = json.loads(json.dumps(reduce_reading(reading)))
-    return decode(json.dumps(expand_reading(value, reading.time)))
+    return decode(json.dumps(expand_reading(json.loads(json.dumps(reduce_reading(reading))), reading.time)))
 
 
 def test_every_field_is_stored() -> None:
