@@ -268,8 +268,8 @@ def test_cupy_knows_a_managed_pool_by_allocator(monkeypatch: pytest.MonkeyPatch,
         default = FakePool(10, 0, allocator)
         cuda = SimpleNamespace(get_allocator=lambda own=own: own.malloc, malloc_managed=max)
         put(monkeypatch, "cupy", get_default_memory_pool=lambda default=default: default, cuda=cuda)
-        (found,) = sure(cupy.make_provider().read())["devices"]
-        assert found == {"ordinal": 0, "in_use": 6, "pool": 110, "limit": None, "managed": managed}
+        figures = {"ordinal": 0, "in_use": 6, "pool": 110, "limit": None, "managed": managed}
+        assert sure(cupy.make_provider().read())["devices"] == [figures]
 
 
 class ManagedMemoryResource(SimpleNamespace):

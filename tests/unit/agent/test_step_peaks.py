@@ -138,9 +138,8 @@ def test_lost_events_change_no_whole_step(drop: int, batches: list[int]) -> None
     everything = {step.ended: sizes(step) for step in program.peaks()}
     found = program.peaks(drop=drop)
     assert all(everything[step.ended] == sizes(step) for step in found if step.whole)
-    assert all(
-        sum(peak.categories.values()) == peak.bytes >= 0 for step in found for peak in step.phases.values()
-    )
+    peaks = [peak for step in found for peak in step.phases.values()]
+    assert all(sum(peak.categories.values()) == peak.bytes >= 0 for peak in peaks)
     assert not any(step.whole for step in found[:1]) or drop == 0
 
 
@@ -196,10 +195,8 @@ def test_the_part_of_a_step_is_in_the_stack(frames: list[tuple[str, str]], phase
 
 def step(batch: int, forward: tuple[int, int], backward: tuple[int, int], optimizer: tuple[int, int]) -> Step:
     """Return a step with the peaks of its parts: bytes, and the activations among them."""
-    parts = {
-        name: PartPeak(*peak)
-        for name, peak in (("forward", forward), ("backward", backward), ("optimizer", optimizer))
-    }
+    peaks = {"forward": forward, "backward": backward, "optimizer": optimizer}
+    parts = {name: PartPeak(*peak) for name, peak in peaks.items()}
     return Step(batch, max(peak.bytes for peak in parts.values()), parts)
 
 

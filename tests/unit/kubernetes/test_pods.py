@@ -113,10 +113,8 @@ def test_what_nobody_tells_is_forgotten(caplog: pytest.LogCaptureFixture) -> Non
         assert cluster.after(READ_INTERVAL, TRAIN) == ()
         cluster.pods = {TRAIN: {"team": "vision"}}
         assert cluster.after(READ_INTERVAL, TRAIN) == (known(TRAIN, "vision"),)
-    assert [record.message for record in caplog.records] == [
-        "Cannot read labels of pods",
-        "Reading labels of pods again",
-    ]
+    messages = [record.message for record in caplog.records]
+    assert messages == ["Cannot read labels of pods", "Reading labels of pods again"]
 
 
 def test_number_and_length_are_bounded() -> None:

@@ -119,8 +119,7 @@ def test_the_reason_without_a_driver() -> None:
 def test_a_search_without_an_end(search: SearchExtent, expected: int, named: tuple[str, ...] | None) -> None:
     """A GPU is clean only after all processes were searched for hidden holders."""
     question = SlurmQuestion(named, "", CheckTolerance())
-    empty = snapshot(device(hidden=()))
-    results = check_job_devices(empty, question, NodeJobs(), lambda _: (), search)
+    results = check_job_devices(snapshot(device(hidden=())), question, NodeJobs(), lambda _: (), search)
     assert overall_status(results) == expected
 
 
