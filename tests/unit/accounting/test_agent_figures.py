@@ -125,10 +125,8 @@ def test_a_container_numbers_its_own_devices(owner: Owner) -> None:
     first, host.gpu.index = gpu(0), 1
     first.uuids = ((0.0, "GPU-first"),)
     host.host.gpus, host.holder.places = [first, host.gpu], {1: host.program}
-    found = told(host, agent(frameworks=[torch(reserved=GIB)]), facts=facts(owner=owner))
-    # With one held device it is certain either way; on the host number 0 is not that one, so the order
-    # decides.
-    assert list(found.pools) == [UUID]
+    # With one held device it is certain either way; on the host number 0 is not that one: the order decides.
+    assert list(told(host, agent(frameworks=[torch(reserved=GIB)]), facts=facts(owner=owner)).pools) == [UUID]
 
 
 def test_silence_is_said_and_its_figures_are_gone() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from tests.support.host.model import GIB, MIB
 from tests.support.sure import sure
 from vramledger.accounting.devices import memory_sharers
 from vramledger.accounting.ledger import SystemBytes, balance, system_bytes
@@ -26,10 +27,8 @@ from vramledger.verdicts.cleanliness import CLEAN, NOT_CLEAN, CheckTolerance, ch
 from vramledger.views.ledger_json import snapshot_json
 from vramledger.views.table import render_table
 
-MIB = 1024**2
 amounts = st.integers(min_value=0, max_value=2**48)
 holdings = st.lists(st.tuples(st.sampled_from(State), amounts), max_size=50)
-GIB = 2**30
 TOTAL, RESERVED = 96 * GIB, GIB
 WHOLE = DeviceReading(0, "GPU-a", divided=True)
 MEMORY = MemoryReading(20 * GIB, 8 * GIB, 12 * GIB, 0)

@@ -12,6 +12,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from tests.support.host.model import GIB, MIB
 from tests.support.sure import sure
 from vramledger_agent.frameworks import cupy, jax, rmm, tensorflow
 from vramledger_agent.frameworks import provider as visible_devices
@@ -24,8 +25,6 @@ from vramledger_agent.protocol.frameworks import (
 from vramledger_agent.protocol.messages import ALLOCATOR_SETTINGS
 from vramledger_agent.torch.allocator import read_pinned, read_settings
 
-GIB = 2**30
-MIB = 2**20
 DEFAULT = {"expandable_segments": "false", "garbage_collection_threshold": "off"}
 
 
@@ -246,8 +245,7 @@ def test_cupy_with_a_managed_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     for allocator, figures in ((own.malloc, both), (default.malloc, alone), (len, alone), (None, alone)):
         cuda = SimpleNamespace(get_allocator=lambda allocator=allocator: allocator)
         put(monkeypatch, "cupy", get_default_memory_pool=lambda: default, cuda=cuda)
-        entry = sure(cupy.make_provider().read())
-        assert entry["devices"] == [{"ordinal": 0, **figures, "managed": None}]
+        assert sure(cupy.make_provider().read())["devices"] == [{"ordinal": 0, **figures, "managed": None}]
 
 
 @pytest.mark.usefixtures("one_gpu")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from tests.support.builders import MIB, TOTAL, agent, device, holding, process, snapshot
+from tests.support.builders import GIB, MIB, TOTAL, agent, device, holding, process, snapshot
 from tests.support.sure import sure
 from tests.support.wrong_values import WRONG, places, with_value
 from vramledger.accounting.holders.policies import CONTEXT_BYTES
@@ -47,7 +47,6 @@ from vramledger.model.reading import CgroupLimit, Owner
 from vramledger.model.snapshot import DeviceSnapshot, Grade, Reservation, ReservationStatus, State
 from vramledger.views.ledger_json import snapshot_json
 
-GIB = 2**30
 PROGRAM = Program(7, "train.py", ("user", "ada"))
 CGROUP = "/kubepods/b"
 POD = Program(7, "train.py", ("pod", "a/b"), limited_by=(CGROUP,))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from tests.support.host.model import GIB
 from tests.support.sure import sure
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.agent_report import Agent
@@ -31,8 +32,6 @@ from vramledger.views.timeline import Timeline
 BOOT = 1_700_000_000.0
 AGE = 40.0
 """Seconds for which the process of the recording had run when it began."""
-
-GIB = 2**30
 
 
 def reading(second: float) -> Reading:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.builders import device, failed, holding, snapshot
+from tests.support.builders import GIB, device, failed, holding, snapshot
 from vramledger.model.reading import HiddenHolder
 from vramledger.model.snapshot import DeviceSnapshot, Snapshot, State
 from vramledger.readers.hosts.host import Host
@@ -22,7 +22,6 @@ from vramledger.verdicts.cleanliness import (
     overall_status,
 )
 
-GIB = 2**30
 DOCKER = f"0::/system.slice/docker-{'a5' * 32}.scope"
 PODMAN = f"0::/user.slice/user-7.slice/user@7.service/libpod-{'a5' * 32}.scope"
 

@@ -22,6 +22,7 @@ from tests.support.past import (
     small_host,
     status_of,
     times_in,
+    watched_past,
 )
 from tests.support.sure import sure
 from vramledger.model.reading import CgroupLimit, MemoryReading, ProcessUtilization, Reading, decode
@@ -56,8 +57,7 @@ def test_every_moment_is_what_the_exporter_published(tmp_path: Path) -> None:
 
 def test_what_is_old_is_thinned(tmp_path: Path) -> None:
     """After an hour a moment each two minutes stays, after a day each ten; the summary stays as it is."""
-    past = StoredPast(tmp_path, small_host())
-    past.watch(1900)
+    past = watched_past(tmp_path, 1900)
     past.recorder.begin_again()
     past.sample()
     past.process.flush()
@@ -134,8 +134,7 @@ def test_age_and_size_are_limited(tmp_path: Path) -> None:
 
 def test_a_clock_that_goes_back_loses_nothing(tmp_path: Path) -> None:
     """Both passes through a time are kept, rows of the same second stay apart, and a restart goes on."""
-    past = StoredPast(tmp_path, small_host())
-    past.watch(300)
+    past = watched_past(tmp_path, 300)
     back = 240.0
     ahead, past.now = past.now, past.now - back
     for _ in range(120):
@@ -155,9 +154,7 @@ def test_files_are_private(tmp_path: Path) -> None:
     """Directory and files are for their owner alone, whatever the umask."""
     old = os.umask(0)
     try:
-        past = StoredPast(tmp_path / "a" / "past", small_host())
-        past.watch(5)
-        past.process.flush()
+        past = watched_past(tmp_path / "a" / "past", 5)
         assert names_in(tmp_path / "a" / "past") == [NAME, f"{NAME}-shm", f"{NAME}-wal"]
         modes = {stat.S_IMODE(each.stat().st_mode) for each in (tmp_path / "a" / "past").iterdir()}
     finally:
@@ -170,8 +167,7 @@ def test_files_are_private(tmp_path: Path) -> None:
 
 def test_a_time_without_an_exporter_is_said(tmp_path: Path) -> None:
     """Between two runs the last known moment is named, with the time until which nothing is stored."""
-    past = StoredPast(tmp_path, small_host())
-    past.watch(60)
+    past = watched_past(tmp_path, 60)
     past.recorder.begin_again()
     past.now += 600
     past.watch(60)

@@ -156,9 +156,7 @@ def test_a_wrong_bit_of_a_moment_costs_its_segment_alone(tmp_path: Path) -> None
 @pytest.mark.parametrize("what", ["host", "version"])
 def test_another_hosts_or_a_newer_file_is_put_aside(tmp_path: Path, what: str) -> None:
     """A file of another machine or of a newer version is kept under another name, and read by nobody."""
-    past = StoredPast(tmp_path, small_host())
-    past.watch(10)
-    past.end()
+    watched_past(tmp_path, 10).end()
     assert times_in(tmp_path, "") != []
     if what == "version":
         with closing(sqlite3.connect(tmp_path / NAME)) as connection:
@@ -189,9 +187,7 @@ def test_what_is_no_plain_file_is_neither_read_nor_written(tmp_path: Path, what:
         (where / NAME).mkdir()
     with pytest.raises(RecordingError, match="not a plain file"):
         times_in(where)
-    past = StoredPast(where, small_host())
-    past.watch(5)
-    past.end()
+    watched_past(where, 5).end()
     assert secret.read_bytes() == b"x"
     assert times_in(where) == [0.0, 1.0, 2.0, 3.0, 4.0]
 
@@ -222,10 +218,7 @@ def test_root_gives_away_only_what_is_ours(tmp_path: Path) -> None:
     """Root's exporter gives its user an empty directory or one with a past, and no other."""
     require_root()
     ours, other = tmp_path / "ours", tmp_path / "other"
-    past = StoredPast(ours, small_host())
-    past.watch(5)
-    past.process.flush()
-    past.end()
+    watched_past(ours, 5).end()
     other.mkdir()
     (other / "passwords").touch()
     os.close(open_directory(ours, (65532, 65532)))
@@ -284,8 +277,7 @@ def test_old_files_that_stay_are_no_loss(tmp_path: Path, caplog: pytest.LogCaptu
 def test_a_directory_that_cannot_be_read_has_no_size(tmp_path: Path) -> None:
     """When files cannot be counted, neither their size is known nor since when something is stored."""
     path = tmp_path / "past"
-    past = StoredPast(path, small_host())
-    past.sample()
+    past = watched_past(path, 1)
     assert status_of(past)["size"]
     path.rename(tmp_path / "elsewhere")
     past.now += 60
@@ -303,12 +295,8 @@ def test_a_file_system_that_becomes_read_only_costs_the_past_alone(tmp_path: Pat
     if subprocess.run(["mount", "-t", "tmpfs", "none", disk], check=False).returncode:
         do_without("a mount of tmpfs")
     try:
-        ended = StoredPast(disk / "ended", small_host())
-        ended.watch(30)
-        ended.end()
-        past = StoredPast(disk / "past", small_host())
-        past.watch(30)
-        past.end()
+        for name in ("ended", "past"):
+            watched_past(disk / name, 30).end()
         past = StoredPast(disk / "past", small_host())
         subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
         past.now = 60.0

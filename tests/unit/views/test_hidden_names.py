@@ -90,8 +90,7 @@ def test_a_report_has_stand_ins() -> None:
     mark = {"owner": "user quince", "command": "merger.py", "kind": "oom"}
     owner = {"owner_type": "user", "owner": "quince", "users": ["quince"]}
     pod = {"owner_type": "pod", "owner": "ml/train", "users": ["quince"]}
-    report = {"owners": [owner, pod], "leftovers": [mark], "ooms": [mark], "interruptions": []}
-    hidden = NAMES.report(report)
+    hidden = NAMES.report({"owners": [owner, pod], "leftovers": [mark], "ooms": [mark], "interruptions": []})
     assert SECRET.findall(json.dumps(hidden)) == []
     assert [each["owner"] for each in hidden["owners"]] == [NAMES.user("quince"), "ml/train"]
     assert hidden["ooms"][0]["owner"] == f"user {NAMES.user('quince')}"

@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 
 from tests.support.builders import (
+    GIB,
     MIB,
     RESERVED,
     TOTAL,
@@ -47,8 +48,7 @@ def test_uncharged_memory_is_shown_beside_what_nvml_charges() -> None:
     left = LeftBytes(694, "alice", 0.0, 4096 * MIB, 4096 * MIB, (8, 9), "created by pid 694 of alice")
     shared = UndividedBytes(4096 * MIB, (8, 9), State.ACTIVE, False, None)
     held = [holding(7, uncharged=managed(2048 * MIB)), holding(8, uncharged=managed(0, 4096 * MIB))]
-    one = device(0, held, undivided=shared)
-    table = render_table(snapshot(replace(one, left=(left,))))
+    table = render_table(snapshot(replace(device(0, held, undivided=shared), left=(left,))))
     assert "2.50 GiB (2.00 GiB uncharged)" in table
     assert "0.50 GiB (up to 4.00 GiB more)" in table
     assert "undivided: 4.00 GiB that NVML charges to nobody are in one or several of pid 8, 9" in table
@@ -135,9 +135,6 @@ def test_growth_is_over_the_last_quarter_of_an_hour() -> None:
     ((_, growth),) = timeline.growth(at(3600, MIB + 3600 * 1024)).items()
     assert 840 <= growth.seconds <= 900
     assert growth == HoldingGrowth(int(growth.seconds) * 1024, growth.seconds)
-
-
-GIB = 1024 * MIB
 
 
 @pytest.mark.parametrize("working", [True, False, None])

@@ -265,14 +265,16 @@ def facts(host: OneHolder, *libraries: str, **changes: object) -> tuple[ProcessF
     return (replace(ProcessFacts(7, host.holder.start, user="ann", libraries=libraries), **changes),)
 
 
-def appear(host: OneHolder, framework: str, memory: int = 518 * MIB) -> None:
-    """Let the holder start while the exporter watches, with the libraries of a framework."""
+def appeared(framework: str, memory: int = 518 * MIB) -> OneHolder:
+    """Return a host whose holder has started while the exporter watched, with a framework's libraries."""
+    host = OneHolder()
     host.holder.begin = inf
     host.sample()
     host.holder.framework = framework
     host.holder.begin = host.now
     host.program.memory = memory
     host.sample()
+    return host
 
 
 def process(host: OneHolder, **changes: Any) -> ProcessSnapshot:  # noqa: ANN401 any field of a reading
@@ -282,13 +284,11 @@ def process(host: OneHolder, **changes: Any) -> ProcessSnapshot:  # noqa: ANN401
 
 def test_a_jump_that_was_seen_is_evidence() -> None:
     """Nearly everything in one sample, or at once with a holder that came, is a preallocation."""
-    host = OneHolder()
-    appear(host, "tensorflow")
+    host = appeared("tensorflow")
     assert process(host).policy.policy == "unknown"
     host.program.memory = 78 * GIB
     assert process(host).policy[:3] == ("tensorflow", "preallocate", "pattern")
-    host = OneHolder()
-    appear(host, "cuda", memory=73 * GIB)
+    host = appeared("cuda", memory=73 * GIB)
     assert process(host).policy[:2] == ("cuda", "preallocate")
 
 
@@ -308,8 +308,7 @@ def test_a_holding_that_was_there_before_us_did_not_jump(*, gap: bool) -> None:
 
 def test_a_settled_verdict_becomes_a_label_and_stays() -> None:
     """For a minute the info has no framework; then it has one, and no later pattern changes the series."""
-    host = OneHolder()
-    appear(host, "jax")
+    host = appeared("jax")
     for size in (1, 2, 3):
         host.program.memory = size * GIB
         host.sample()
@@ -324,12 +323,10 @@ def test_a_settled_verdict_becomes_a_label_and_stays() -> None:
 
 def test_what_the_environment_says_needs_no_second_minute() -> None:
     """What cannot change is a label with the framework; a program that loads torch late gets that then."""
-    host = OneHolder()
-    appear(host, "torch")
+    host = appeared("torch")
     seen = [process(host).settled for _ in range(int(SETTLED_AFTER) + 5)]
     assert list(dict.fromkeys(seen)) == [("", ""), ("torch", "caching")]
-    host = OneHolder()
-    appear(host, "cuda")
+    host = appeared("cuda")
     for _ in range(int(SETTLED_AFTER) + 5):
         host.sample()
     assert process(host).settled == ("cuda", "")
@@ -338,8 +335,7 @@ def test_what_the_environment_says_needs_no_second_minute() -> None:
 
 def test_an_environment_that_was_read_once_is_remembered() -> None:
     """What a program overwrites with its title stays known: signs, rank, service, notebook."""
-    host = OneHolder()
-    appear(host, "torch")
+    host = appeared("torch")
     read = facts(
         host, "libtorch_cuda", signs=("LOCAL_RANK", "title"), rank=Rank(1, 4, "run"), service_main=True,
         owner=Owner("user", "ann", notebook="a.ipynb"),
@@ -353,8 +349,7 @@ def test_an_environment_that_was_read_once_is_remembered() -> None:
 
 def test_a_parents_signs_that_were_read_once_are_remembered() -> None:
     """What the same parent may have passed on stays known."""
-    host = OneHolder()
-    appear(host, "torch")
+    host = appeared("torch")
     host.sample(facts=facts(host, parent=SHELL._replace(signs=("LOCAL_RANK",))))
     after = process(host, facts=facts(host, parent=SHELL._replace(signs=None))).facts
     other = process(host, facts=facts(host, parent=SHELL._replace(pid=401, signs=None))).facts
@@ -364,14 +359,12 @@ def test_a_parents_signs_that_were_read_once_are_remembered() -> None:
 
 def test_a_later_look_that_sees_nothing_takes_nothing_away() -> None:
     """Who has ended or is stuck keeps its framework; another process with the pid inherits nothing."""
-    host = OneHolder()
-    appear(host, "torch")
+    host = appeared("torch")
     settings = (("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync"),)
     host.sample(facts=facts(host, "libtorch_cuda", settings=settings))
     for blind in (facts(host), facts(host, libraries=None, denied=("environ", "maps"))):
         assert process(host, facts=blind).policy[:2] == ("torch", "cuda_malloc_async")
-    host = OneHolder()
-    appear(host, "torch")
+    host = appeared("torch")
     host.holder.end = host.now
     host.reuse_pid(GIB)
     host.holder.framework = "tensorflow"
@@ -380,8 +373,7 @@ def test_a_later_look_that_sees_nothing_takes_nothing_away() -> None:
 
 def test_the_table_shows_a_verdict() -> None:
     """The table names framework and policy; one without frameworks has no column for them."""
-    host = OneHolder()
-    appear(host, "torch")
+    host = appeared("torch")
     table = render_table(host.sample())
     assert " FRAMEWORK " in table
     assert " torch/caching " in table

@@ -216,8 +216,7 @@ def sample(host: OneHolder, *, uses_gpu: bool | None, **changes: Any) -> DeviceS
 
 def test_bytes_under_the_pid_of_a_program_without_a_gpu_are_dead() -> None:
     """The holder has ended, also at the first sample; nobody else is blamed or shown, in no later sample."""
-    host = OneHolder()
-    device = sample(host, uses_gpu=False)
+    device = sample(OneHolder(), uses_gpu=False)
     (holding,) = device.holdings
     assert holding.state is State.DEAD
     assert "does not use the GPU" in holding.why
@@ -248,15 +247,13 @@ def test_a_program_that_begins_to_use_a_gpu_is_a_holder_from_then_on() -> None:
 
 def test_who_is_no_bystander() -> None:
     """Nobody is, where pids are not the host's, or we see no device file, and no zombie."""
-    host = OneHolder()
-    (holding,) = sample(host, uses_gpu=False, host_pid_namespace=None).holdings
+    (holding,) = sample(OneHolder(), uses_gpu=False, host_pid_namespace=None).holdings
     assert holding.state is State.UNKNOWN
     host = OneHolder()
     host.holder.fates = {"zombie": host.now}
     (holding,) = sample(host, uses_gpu=False).holdings
     assert holding.state is State.ZOMBIE
-    host = OneHolder()
-    (holding,) = sample(host, uses_gpu=False, device_files=False).holdings
+    (holding,) = sample(OneHolder(), uses_gpu=False, device_files=False).holdings
     assert holding.state is State.ACTIVE
 
 

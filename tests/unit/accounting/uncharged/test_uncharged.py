@@ -537,8 +537,7 @@ def test_memory_that_only_a_rank_on_another_gpu_can_have() -> None:
     """Memory that nobody on its GPU can have is named after the only process that can, while that lives."""
     card = with_creator()
     card.start(695, Managed(), user="alice", gpu=1)
-    device = after_creator(card)
-    assert [(each.pid, each.user, each.pids) for each in device.left] == [(694, "alice", (695,))]
+    assert [(left.pid, left.user, left.pids) for left in after_creator(card).left] == [(694, "alice", (695,))]
     card.start(702, Managed(), user="bob")
     assert given_to(card.device(6), 702) == (0, 0), "it came later"
     card.end(695, leaving=-4 * GIB)

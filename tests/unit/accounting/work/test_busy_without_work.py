@@ -116,8 +116,7 @@ def test_movement_that_lasts_ends_it() -> None:
     assert [watched.after(4, INITIALISED) is not None for _ in range(3)] == [True, True, False]
     assert watched.after(4, WAITING) is None
     watched = Watched(600)
-    said = [watched.after(1, INITIALISED if second % 5 == 0 else WAITING) for second in range(200)]
-    assert None in said
+    assert None in [watched.after(1, INITIALISED if second % 5 == 0 else WAITING) for second in range(200)]
 
 
 def test_a_sample_without_counters_changes_nothing() -> None:

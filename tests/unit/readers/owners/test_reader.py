@@ -287,7 +287,6 @@ def test_hostile_environments_give_short_printable_names(argv: list[str], value:
 
 
 __all__ = ["proc"]
-
 ANN, BOB, DAEMON = 1001, 200_000, 990
 HUB = "/system.slice/jupyterhub.service"
 
