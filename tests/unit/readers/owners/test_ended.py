@@ -230,6 +230,16 @@ def row(known: ProcessFacts) -> ProcessRow:
     return ProcessRow(known.pid, known.start, "S", 1, known.pid, known.pid, 0, 1)
 
 
+class Clock:
+    """A clock that the test sets."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def test_a_file_system_that_hangs_costs_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Facts come in time without names, and again when the names were found."""
     pod(tmp_path, "main")
@@ -256,8 +266,8 @@ def test_a_file_system_that_hangs_costs_names(tmp_path: Path, monkeypatch: pytes
 
 def test_a_name_that_comes_late_is_found_once_and_not_sought_for_ever(tmp_path: Path) -> None:
     """Missing names are searched at the slow pace, a limited number of times, and reported once."""
-    now = [0.0]
-    owners = OwnerReader(Host(Path("/proc")), tmp_path, clock=lambda: now[0])
+    clock = Clock()
+    owners = OwnerReader(Host(Path("/proc")), tmp_path, clock=clock)
     known = facts(DOCKER)
     assert owners.add_owners([known], timeout=20)[0].owner == Owner("container", A[:12], container=A[:12])
     assert owners.check_owners([row(known)]) == ({}, [])
@@ -265,7 +275,7 @@ def test_a_name_that_comes_late_is_found_once_and_not_sought_for_ever(tmp_path: 
     told: list[ProcessFacts] = []
 
     def step() -> bool:
-        now[0] += reader.CHECK_INTERVAL
+        clock.now += reader.CHECK_INTERVAL
         told.extend(owners.check_owners([row(known)])[1])
         return bool(told)
 
@@ -281,15 +291,15 @@ def test_an_ended_owner_is_told_until_its_process_is_gone(tmp_path: Path) -> Non
     """The evidence is in every check, only for this process, and ends with it."""
     mark = tmp_path / f"run/runc/{A}"
     mark.mkdir(parents=True)
-    now = [0.0]
-    owners = OwnerReader(Host(Path("/proc")), tmp_path, clock=lambda: now[0])
+    clock = Clock()
+    owners = OwnerReader(Host(Path("/proc")), tmp_path, clock=clock)
     known = replace(facts(f"/libpod_parent/libpod-{A}"), pid=os.getpid())
     owners.add_owners([known], timeout=20)
     watched = owners._holders[known.pid, known.start].watched  # noqa: SLF001 to know that a look has been
     found: dict[int, str] = {}
 
     def step() -> bool:
-        now[0] += reader.CHECK_INTERVAL
+        clock.now += reader.CHECK_INTERVAL
         found.clear()
         found.update(owners.check_owners([row(known)])[0])
         return bool(found or (mark.exists() and sure(watched).seen))
