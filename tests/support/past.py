@@ -119,9 +119,9 @@ class StoredPast:
         """Return the reading of this moment, as a sampler sends it."""
         return decode(encode(self.host.reading(self.now, boot_id=boot_id)))
 
-    def sample(self) -> Snapshot:
-        """Take a sample, store it, and go on by one interval."""
-        reading = self.reading()
+    def sample(self, reading: Reading | None = None) -> Snapshot:
+        """Take a sample, of this reading if there is one, store it, and go on by one interval."""
+        reading = reading or self.reading()
         messages = list(self.recorder.record(reading))
         snapshot = self.tracker.update(reading)
         self.timeline.record(snapshot)

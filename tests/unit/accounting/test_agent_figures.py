@@ -30,13 +30,13 @@ from vramledger_agent.protocol.messages import MAX_PROVIDERS
 
 UID = 1000
 SOCKET = AgentSocket(listening=True, connections=1, rejected={})
-VISIBLE = {"CUDA_VISIBLE_DEVICES": None, "CUDA_DEVICE_ORDER": None}
+Visible = dict[str, str | None]
+UNSET: Visible = {"CUDA_VISIBLE_DEVICES": None, "CUDA_DEVICE_ORDER": None}
 
 
 def agent(start: int = START, uid: int = UID, **said: Any) -> Agent:  # noqa: ANN401 a message's values
     """Make the agent of pid 7 with a report of this moment."""
-    told = read_report(report(**{"visible": VISIBLE, **said}))
-    return Agent(7, start, uid, NOW, problem="", report=told)
+    return Agent(7, start, uid, NOW, problem="", report=read_report(report(**{"visible": UNSET, **said})))
 
 
 def facts(**changes: Any) -> tuple[ProcessFacts, ...]:  # noqa: ANN401 any field
@@ -46,9 +46,8 @@ def facts(**changes: Any) -> tuple[ProcessFacts, ...]:  # noqa: ANN401 any field
 
 def hear(host: OneHolder, *agents: Agent, **changes: Any) -> AgentSnapshot | None:  # noqa: ANN401 any field
     """Take a sample with these agents, and return its agent of pid 7."""
-    return host.sample(**{"facts": facts(), "agents": agents, "agent_socket": SOCKET, **changes}).agents.get(
-        7
-    )
+    known = {"facts": facts(), "agents": agents, "agent_socket": SOCKET, **changes}
+    return host.sample(**known).agents.get(7)
 
 
 def told(host: OneHolder, *agents: Agent, **changes: Any) -> AgentSnapshot:  # noqa: ANN401 any field
@@ -92,11 +91,9 @@ def test_a_process_cannot_make_series_without_end() -> None:
     """Of names, versions and settings that change in every report the first ones stay."""
     host = OneHolder()
     for turn in range(100):
-        found = told(
-            host, agent(agent=f"0.{turn}", python=f"3.{turn}", errors={f"part_{turn}": 1, "torch": turn})
-        )
-    assert found.report is not None
-    assert (found.report.agent, found.report.python) == ("0.0", "3.0")
+        errors = {f"part_{turn}": 1, "torch": turn}
+        found = told(host, agent(agent=f"0.{turn}", python=f"3.{turn}", errors=errors))
+    assert (sure(found.report).agent, sure(found.report).python) == ("0.0", "3.0")
     assert len(found.errors) == MAX_PROVIDERS
     assert found.errors["torch"] == 99
     assert min(name for name in found.errors if name.startswith("part_")) == "part_0"
@@ -113,9 +110,8 @@ def test_who_does_not_speak_for_a_holder() -> None:
     assert hear(OneHolder(), agent(start=START - 1, frameworks=[torch()])) is None
     found = told(OneHolder(), agent(uid=UID + 1, frameworks=[torch()]))
     assert (found.up, found.problem, found.report, dict(found.pools)) == (False, "foreign", None, {})
-    found = told(
-        OneHolder(), agent(frameworks=[{"framework": "torch", "devices": [{"uuid": "GPU-1", "reserved": 5}]}])
-    )
+    elsewhere = {"framework": "torch", "devices": [{"uuid": "GPU-1", "reserved": 5}]}
+    found = told(OneHolder(), agent(frameworks=[elsewhere]))
     assert dict(found.pools) == {}
     assert found.unmapped == 1
 
@@ -129,10 +125,8 @@ def test_a_container_numbers_its_own_devices(owner: Owner) -> None:
     first, host.gpu.index = gpu(0), 1
     first.uuids = ((0.0, "GPU-first"),)
     host.host.gpus, host.holder.places = [first, host.gpu], {1: host.program}
-    found = told(host, agent(frameworks=[torch(reserved=GIB)]), facts=facts(owner=owner))
-    # With one held device it is certain either way; on the host number 0 is not that one, so the order
-    # decides.
-    assert list(found.pools) == [UUID]
+    # With one held device it is certain either way; on the host number 0 is not that one: the order decides.
+    assert list(told(host, agent(frameworks=[torch(reserved=GIB)]), facts=facts(owner=owner)).pools) == [UUID]
 
 
 def test_silence_is_said_and_its_figures_are_gone() -> None:
@@ -167,15 +161,13 @@ def test_counters_never_go_back() -> None:
 def test_who_was_started_with_an_agent_is_missed() -> None:
     """With VRAMLEDGER_AGENT=1 and a framework, who has no report after a while is missing."""
     with_agent = facts(settings=(("VRAMLEDGER_AGENT", "1"),))
-    host = OneHolder()
-    assert told(host, facts=with_agent).problem == "missing"
+    assert told(OneHolder(), facts=with_agent).problem == "missing"
     assert hear(OneHolder(), facts=with_agent, agent_socket=None) is None, "nobody listens"
     assert hear(OneHolder()) is None, "it was not asked for"
     nothing = (replace(with_agent[0], libraries=("libcuda",)),)
     assert hear(OneHolder(), facts=nothing) is None, "it has nothing to tell"
     host = OneHolder()
     boot = NOW + 1 - START / 100 - MISSING_AFTER
-    with_agent = facts(settings=(("VRAMLEDGER_AGENT", "1"),))
     assert hear(host, facts=with_agent, boot_time=boot) is None
     assert told(host, boot_time=boot, facts=()).problem == "missing"
 
@@ -231,15 +223,10 @@ def test_a_masked_recording_tells_nobody() -> None:
 
 def test_a_person_is_told_what_the_agent_says() -> None:
     """``show --why`` has the figures, the problem and the report's file; the JSON document has no path."""
-    host = OneHolder()
-    oom = {
-        "time": NOW - 5, "framework": "torch", "verdict": "leaking", "report": "/home/ann/oom",
-        "requested": GIB,
-    }  # fmt: skip
-    said = agent(
-        frameworks=[torch(reserved=8 * GIB, allocated_peak=GIB)], last_oom=oom, collector={"enabled": False}
-    )
-    shot = host.sample(facts=facts(), agents=(said,))
+    oom = {"time": NOW - 5, "framework": "torch", "verdict": "leaking", "requested": GIB}
+    pool = torch(reserved=8 * GIB, allocated_peak=GIB)
+    said = agent(frameworks=[pool], last_oom={**oom, "report": "/home/ann/oom"}, collector={"enabled": False})
+    shot = OneHolder().sample(facts=facts(), agents=(said,))
     text = "\n".join(evidence_lines(shot, 7))
     for part in ("reserved 8.00 GiB", "beyond them  2.00 GiB", "holds 7.00 GiB more", "agent          up"):
         assert part in text
@@ -310,16 +297,11 @@ def test_a_person_is_told_who_names_the_rank() -> None:
 HOST = [DeviceReading(index, f"GPU-{index}{index}-aa", name="H200") for index in range(4)]
 A, B, C, D = (device.uuid for device in HOST)
 MIXED = [replace(device, name=f"model {device.index}") for device in HOST]
-MIG = [
-    replace(HOST[0], divided=True),
-    DeviceReading(0, "MIG-1", parent=A),
-    DeviceReading(0, "MIG-2", parent=A),
-    HOST[1],
-]
-UNSET: dict[str, str | None] = {"CUDA_VISIBLE_DEVICES": None, "CUDA_DEVICE_ORDER": None}
+INSTANCES = [DeviceReading(0, uuid, parent=A) for uuid in ("MIG-1", "MIG-2")]
+MIG = [replace(HOST[0], divided=True), *INSTANCES, HOST[1]]
 
 
-def visible(text: str | None, order: str | None = None) -> dict[str, str | None]:
+def visible(text: str | None, order: str | None = None) -> Visible:
     """Make the environment that the agent reports."""
     return {"CUDA_VISIBLE_DEVICES": text, "CUDA_DEVICE_ORDER": order}
 
@@ -345,7 +327,7 @@ def visible(text: str | None, order: str | None = None) -> dict[str, str | None]
     ],
 )
 def test_numbers_of_the_hosts_devices(
-    settings: dict[str, str | None] | None, wanted: list[int], held: list[str], expected: dict[int, str]
+    settings: Visible | None, wanted: list[int], held: list[str], expected: dict[int, str]
 ) -> None:
     """A number means the device that CUDA chooses by the variables, if the process holds memory there."""
     told = dict.fromkeys(wanted, GIB)
@@ -366,10 +348,7 @@ def test_numbers_of_the_hosts_devices(
     ],
 )
 def test_numbers_of_a_containers_devices(
-    settings: dict[str, str | None],
-    wanted: dict[int, int],
-    held: dict[str, int | None],
-    expected: dict[int, str],
+    settings: Visible, wanted: dict[int, int], held: dict[str, int | None], expected: dict[int, str]
 ) -> None:
     """If the process sees fewer devices than we do, only its holdings can show which device it means."""
     assert translate(wanted, held, settings, HOST, apart=True) == expected

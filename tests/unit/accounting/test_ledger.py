@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from tests.support.host.model import GIB, MIB
 from tests.support.sure import sure
 from vramledger.accounting.devices import memory_sharers
 from vramledger.accounting.ledger import SystemBytes, balance, system_bytes
@@ -26,13 +27,12 @@ from vramledger.verdicts.cleanliness import CLEAN, NOT_CLEAN, CheckTolerance, ch
 from vramledger.views.ledger_json import snapshot_json
 from vramledger.views.table import render_table
 
-MIB = 1024**2
 amounts = st.integers(min_value=0, max_value=2**48)
 holdings = st.lists(st.tuples(st.sampled_from(State), amounts), max_size=50)
-GIB = 2**30
 TOTAL, RESERVED = 96 * GIB, GIB
 WHOLE = DeviceReading(0, "GPU-a", divided=True)
 MEMORY = MemoryReading(20 * GIB, 8 * GIB, 12 * GIB, 0)
+SERVED = {family.name.removeprefix("vramledger_"): family for family in FAMILIES}
 
 
 @given(free=amounts, used=amounts, reserved=st.none() | amounts, held=holdings)
@@ -82,15 +82,13 @@ def unified(available: int, *held: tuple[int, int], uuid: str = "GPU-a", index: 
     )  # fmt: skip
 
 
-def sample(
-    tracker: HoldingTracker, moment: float, *devices: DeviceReading, namespace: bool = True
-) -> Snapshot:
+def sample(tracker: HoldingTracker, now: float, *devices: DeviceReading, namespace: bool = True) -> Snapshot:
     """Take a sample in which every holder is alive, and maps as much managed memory as it likes."""
     pids = {entry.pid for each in devices for entry in each.processes or ()}
     rows = tuple(ProcessRow(pid, pid * 100, "S", 1, pid, pid, 0, 1) for pid in sorted(pids))
     managed = tuple(ManagedMappings(pid, pid * 100, 64 * GIB) for pid in sorted(pids))
     reading = Reading(
-        1000 + moment, moment, boot_id="b", host_pid_namespace=namespace, devices=devices, rows=rows,
+        1000 + now, now, boot_id="b", host_pid_namespace=namespace, devices=devices, rows=rows,
         managed=managed, hidden=(), hidden_unreadable=0, device_files=True,
     )  # fmt: skip
     return tracker.update(reading)
@@ -138,14 +136,12 @@ def test_pages_that_stay_belong_to_the_operating_system() -> None:
     before = sample(tracker, 0, coherent(40 * GIB, (7, 37 * GIB), file=3 * GIB))
     after = sample(tracker, 1, left)
     for snapshot, held in ((before, 37 * GIB), (after, 0)):
-        (device,) = snapshot.devices
-        assert device.ledger is not None
-        assert device.ledger.operating_system == 40 * GIB - held
-        assert (device.ledger.unattributed, device.ledger.states[State.ACTIVE]) == (0, held)
-        assert all(each.uncharged is None for each in device.holdings)
+        ledger = sure(snapshot.devices[0].ledger)
+        assert ledger.operating_system == 40 * GIB - held
+        assert (ledger.unattributed, ledger.states[State.ACTIVE]) == (0, held)
+        assert all(each.uncharged is None for each in snapshot.devices[0].holdings)
     assert [each.status for each in check_devices(after, (), CheckTolerance())] == [CLEAN]
-    ordinary = replace(left, memory_kind=None)
-    blamed = shot(ordinary)
+    blamed = shot(replace(left, memory_kind=None))
     assert [each.status for each in check_devices(blamed, (), CheckTolerance())] == [NOT_CLEAN]
 
 
@@ -179,8 +175,7 @@ def test_what_the_operating_system_holds_is_not_0_where_it_is_not_known(device: 
     snapshot = shot(device, namespace=False)
     ledger = sure(snapshot.devices[0].ledger)
     assert (ledger.operating_system, ledger.states[State.UNKNOWN]) == (None, 40 * GIB)
-    families = {family.name.removeprefix("vramledger_"): family for family in FAMILIES}
-    served = families["device_memory_bytes"].read(snapshot.devices[0])
+    served = SERVED["device_memory_bytes"].read(snapshot.devices[0])
     assert isinstance(served, Mapping)
     assert "operating_system" not in served
     assert "operating system" not in render_table(snapshot)
@@ -199,15 +194,12 @@ def test_a_blind_sample_judges_no_owner_by_such_memory(device: DeviceReading) ->
 
 def test_check_of_unified_memory() -> None:
     """A busy host is clean, a holder is not, a blind view says so, and no driver's reserve is missed."""
-    snapshot = shot(unified(79 * GIB), namespace=False)
-    (result,) = check_devices(snapshot, (), CheckTolerance())
-    assert [reason.kind for reason in result.reasons] == ["blind"]
-    empty = shot(unified(19 * GIB))
-    held = shot(unified(19 * GIB, (7, GIB)))
-    assert [(each.status, each.reasons) for each in check_devices(empty, (), CheckTolerance())] == [
-        (CLEAN, ())
-    ]
-    assert [each.status for each in check_devices(held, (), CheckTolerance())] == [NOT_CLEAN]
+    (blind,) = check_devices(shot(unified(79 * GIB), namespace=False), (), CheckTolerance())
+    assert [reason.kind for reason in blind.reasons] == ["blind"]
+    (empty,) = check_devices(shot(unified(19 * GIB)), (), CheckTolerance())
+    assert (empty.status, empty.reasons) == (CLEAN, ())
+    (held,) = check_devices(shot(unified(19 * GIB, (7, GIB))), (), CheckTolerance())
+    assert held.status == NOT_CLEAN
 
 
 def test_unified_memory_has_a_ledger() -> None:
@@ -232,11 +224,9 @@ def test_two_gpus_on_one_hosts_memory_count_it_once() -> None:
 def test_shared_memory_is_not_called_page_cache() -> None:
     """The text shows what the kernel can drop apart from shared memory and tmpfs, which it cannot."""
     device = coherent(40 * GIB, file=9 * GIB)
-    shown = replace(device, node=sure(device.node)._replace(shared=6 * GIB))
-    text = render_table(shot(shown))
+    text = render_table(shot(replace(device, node=sure(device.node)._replace(shared=6 * GIB))))
     assert "page cache 3.00 GiB, shared memory and tmpfs 6.00 GiB, memory of programs" in text
-    text = render_table(shot(device))
-    assert "page cache, shared memory and tmpfs 9.00 GiB, memory of programs" in text
+    assert "page cache, shared memory and tmpfs 9.00 GiB, memory of programs" in render_table(shot(device))
 
 
 @pytest.mark.parametrize("device", [coherent(40 * GIB, file=3 * GIB), unified(79 * GIB)])
@@ -284,14 +274,11 @@ def test_what_a_sibling_holds_is_not_unattributed() -> None:
 
 def test_the_memory_is_counted_once() -> None:
     """In sums over devices no byte is twice: the families of the ledger have it under one of them."""
-    snapshot = shot(WHOLE, FIRST, SECOND, ALONE)
-    families = {family.name.removeprefix("vramledger_"): family for family in FAMILIES}
+    devices = shot(WHOLE, FIRST, SECOND, ALONE).devices
     for name in ("device_memory_total_bytes", "device_memory_bytes", "device_memory_used_peak_bytes"):
-        read = families[name].read
-        assert {each.key[1] for each in snapshot.devices if read(each)} == {"MIG-b", "MIG-c"}
-    wasted = families["device_memory_wasted_bytes"].read
-    known = {each.key[1] for each in snapshot.devices if wasted(each) is not None}
-    assert known == {"MIG-a", "MIG-b", "MIG-c"}
+        assert {each.key[1] for each in devices if SERVED[name].read(each)} == {"MIG-b", "MIG-c"}
+    wasted = SERVED["device_memory_wasted_bytes"].read
+    assert {each.key[1] for each in devices if wasted(each) is not None} == {"MIG-a", "MIG-b", "MIG-c"}
 
 
 def test_a_sibling_without_a_list_leaves_no_ledger() -> None:

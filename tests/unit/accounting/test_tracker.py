@@ -172,9 +172,8 @@ class TestIdentity:
         host.watch(3)
         host.holder.fates["dead"] = host.now
         host.reuse_pid(0)
-        holding = (
-            host.sample(facts=(replace(host.holder.facts(host.now), uses_gpu=None),)).devices[0].holdings[0]
-        )
+        facts = replace(host.holder.facts(host.now), uses_gpu=None)
+        holding = host.sample(facts=(facts,)).devices[0].holdings[0]
         assert holding.state is State.UNKNOWN
         assert "which of them has the bytes is not known" in holding.why
 
@@ -296,17 +295,14 @@ class TestDevices:
         assert [each.reading.uuid for each in host.sample().devices] == [UUID]
 
     def test_a_device_that_has_no_memory_of_its_own_is_up(self) -> None:
-        """An unsupported query has not failed: unified memory has no ledger, and the device is up.
-
-        One that failed leaves nothing of the device: without its holders it would seem to have none.
-        """
+        """An unsupported query has not failed: the device is up, without a ledger; a failed one costs all."""
         host = OneHolder()
         host.host.gpus = [host.gpu, gpu(1)]
         host.driver_says(memory=None)
         device, _ = host.sample().devices
         assert device.up
         assert device.ledger is None
-        for query in ("memory", "processes"):
+        for query in ("memory", "processes"):  # without its holders the device would seem to have none
             host.driver_says(failed=(query,))
             device, _ = host.sample().devices
             assert (device.up, device.reading.processes) == (False, None)

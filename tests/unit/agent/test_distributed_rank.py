@@ -30,8 +30,7 @@ class ManagedGroup(ProcessGroup):
     """A group of the program's own class, which waits for other nodes before it tells its size."""
 
     def size(self) -> NoReturn:
-        message = "the program's code was called"
-        raise AssertionError(message)
+        raise AssertionError("the program's code was called")
 
 
 class PrefixStore(SimpleNamespace):

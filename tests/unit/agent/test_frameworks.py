@@ -5,12 +5,14 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from tests.support.host.model import GIB, MIB
 from tests.support.sure import sure
 from vramledger_agent.frameworks import cupy, jax, rmm, tensorflow
 from vramledger_agent.frameworks import provider as visible_devices
@@ -23,8 +25,6 @@ from vramledger_agent.protocol.frameworks import (
 from vramledger_agent.protocol.messages import ALLOCATOR_SETTINGS
 from vramledger_agent.torch.allocator import read_pinned, read_settings
 
-GIB = 2**30
-MIB = 2**20
 DEFAULT = {"expandable_segments": "false", "garbage_collection_threshold": "off"}
 
 
@@ -45,13 +45,8 @@ def client(*devices: object, platform: str = "cuda") -> SimpleNamespace:
     return SimpleNamespace(platform=platform, local_devices=lambda: list(devices))
 
 
-STATS = {
-    "bytes_in_use": 4 * 2**20,
-    "peak_bytes_in_use": 8 * 2**20,
-    "bytes_limit": 100 * GIB,
-    "pool_bytes": 90 * GIB,
-}
-"""Figures as an H200's device reports them."""
+STATS = {"bytes_in_use": MIB, "peak_bytes_in_use": 8 * MIB, "bytes_limit": 100 * GIB, "pool_bytes": 90 * GIB}
+"""Counts as an H200's device reports them."""
 
 
 @pytest.mark.parametrize(
@@ -77,18 +72,15 @@ def test_jax_policy(environ: dict[str, str], policy: str | None) -> None:
 
 def test_jax_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pool, in use, peak and limit come from the existing clients, under the hardware's own number."""
-    backends = {
-        "cpu": client(gpu(), platform="cpu"),
-        "cuda": client(gpu(0, STATS), gpu(1, {"bytes_in_use": -1})),
-    }
-    put(monkeypatch, jax.BRIDGE_MODULE, _backends=backends)
+    cuda = client(gpu(0, STATS), gpu(1, {"bytes_in_use": -1}))
+    put(monkeypatch, jax.BRIDGE_MODULE, _backends={"cpu": client(gpu(), platform="cpu"), "cuda": cuda})
     put(monkeypatch, "jax.version", __version__="0.11.2")
     provider = jax.make_provider()
     assert provider.is_initialised()
     provider.start()
     entry = sure(provider.read())
     assert entry["devices"] == [
-        {"ordinal": 0, "in_use": 4 * 2**20, "in_use_peak": 8 * 2**20, "limit": 100 * GIB, "pool": 90 * GIB},
+        {"ordinal": 0, "in_use": MIB, "in_use_peak": 8 * MIB, "limit": 100 * GIB, "pool": 90 * GIB},
         {"ordinal": 1},
     ]
     assert (entry["supported"], entry["version"], entry["policy"]) == (True, "0.11.2", "fraction")
@@ -96,10 +88,7 @@ def test_jax_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_jax_before_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a backend for a GPU nothing is initialised, and nothing is called."""
-
-    def never() -> None:
-        pytest.fail("this creates the backend")
-
+    never = partial(pytest.fail, "this creates the backend")
     put(monkeypatch, jax.BRIDGE_MODULE, _backends={}, backends=never, local_devices=never, devices=never)
     assert not jax.make_provider().is_initialised()
     assert jax.make_provider().read() is None
@@ -160,6 +149,13 @@ class FakeSession:
         return self._devices
 
 
+def put_sessions(monkeypatch: pytest.MonkeyPatch, count: Callable[[], int]) -> None:
+    """Put the sessions of TensorFlow 1, of which so many were made, in a program without a context."""
+    put(monkeypatch, tensorflow.CONTEXT_MODULE, _context=None)
+    made = SimpleNamespace(get_cell=lambda: SimpleNamespace(value=count))
+    put(monkeypatch, tensorflow.SESSION_MODULE, BaseSession=FakeSession, _python_session_create_counter=made)
+
+
 @pytest.mark.parametrize(
     ("options", "environ", "policy"),
     [
@@ -177,16 +173,10 @@ def test_tensorflow_sessions(
     """A Session's own configuration and devices are reported, also after it has ended."""
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    created = SimpleNamespace(get_cell=lambda: SimpleNamespace(value=lambda: len(made)))
-    put(monkeypatch, tensorflow.CONTEXT_MODULE, _context=None)
-    put(
-        monkeypatch, tensorflow.SESSION_MODULE,
-        BaseSession=FakeSession, _python_session_create_counter=created,
-    )  # fmt: skip
     made: list[FakeSession] = []
+    put_sessions(monkeypatch, lambda: len(made))
     provider = tensorflow.make_provider()
     assert not provider.is_initialised()
-
     gpu_options = SimpleNamespace(visible_device_list="3,1", **options)
     prefix = "/job:localhost/replica:0/task:0/device:"
     devices = [
@@ -198,7 +188,6 @@ def test_tensorflow_sessions(
     provider.start()
     made.clear()
     entry = sure(provider.read())
-
     assert (entry["policy"], entry["supported"]) == (policy, False)
     assert entry["devices"] == [{"ordinal": 3, "limit": 5 * GIB}, {"ordinal": 1, "limit": 6 * GIB}]
 
@@ -210,12 +199,7 @@ def test_a_session_that_is_found_while_it_is_being_made(monkeypatch: pytest.Monk
         [SimpleNamespace(name="/device:GPU:0", device_type="GPU", memory_limit_bytes=5 * GIB)],
     )
     session._session = None  # noqa: SLF001 it is TensorFlow's own
-    created = SimpleNamespace(get_cell=lambda: SimpleNamespace(value=lambda: 1))
-    put(monkeypatch, tensorflow.CONTEXT_MODULE, _context=None)
-    put(
-        monkeypatch, tensorflow.SESSION_MODULE,
-        BaseSession=FakeSession, _python_session_create_counter=created,
-    )  # fmt: skip
+    put_sessions(monkeypatch, lambda: 1)
     provider = tensorflow.make_provider()
     assert not provider.is_initialised()
     monkeypatch.setattr(tensorflow, "SEARCH_PAUSE_TO_COST", 10**9)
@@ -231,15 +215,23 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(visible_devices, "has_open_device", lambda: True)
 
 
-def pool(used: int = 3, total: int = 5, limit: int = 0) -> SimpleNamespace:
-    """Return a pool of CuPy."""
-    return SimpleNamespace(used_bytes=lambda: used, total_bytes=lambda: total, get_limit=lambda: limit)
+class FakePool:
+    """A pool of CuPy, of which three bytes are in use, with as much as the provider may touch."""
+
+    __slots__ = ("allocator", "get_limit", "total_bytes", "used_bytes")
+
+    def __init__(self, total: int = 5, limit: int = 0, allocator: object = None) -> None:
+        self.total_bytes, self.used_bytes, self.get_limit = (lambda: total), (lambda: 3), (lambda: limit)
+        self.allocator = allocator
+
+    def malloc(self) -> None:
+        pytest.fail("the agent allocates nothing")
 
 
 @pytest.mark.usefixtures("one_gpu")
 def test_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
     """CuPy's default pool is read; a limit of 0 means none."""
-    put(monkeypatch, "cupy", __version__="14.2.0", get_default_memory_pool=pool)
+    put(monkeypatch, "cupy", __version__="14.2.0", get_default_memory_pool=FakePool)
     entry = cupy.make_provider().read()
     assert cupy.make_provider().is_initialised()
     assert sure(entry)["devices"] == [{"ordinal": 0, "in_use": 3, "pool": 5, "limit": None, "managed": None}]
@@ -248,46 +240,19 @@ def test_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("one_gpu")
 def test_cupy_with_a_managed_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool that the program has set, as for managed memory, counts beside the default one, and once."""
-
-    class Pool:
-        def __init__(self, total: int, limit: int) -> None:
-            self.total, self.limit = total, limit
-
-        def malloc(self) -> None:
-            pytest.fail("the agent allocates nothing")
-
-        def used_bytes(self) -> int:
-            return self.total - 1
-
-        def total_bytes(self) -> int:
-            return self.total
-
-        def get_limit(self) -> int:
-            return self.limit
-
-    default, own = Pool(10, 0), Pool(100, 500)
-    for allocator, figures in (
-        (own.malloc, {"in_use": 108, "pool": 110, "limit": 500}),
-        (default.malloc, {"in_use": 9, "pool": 10, "limit": None}),
-        (len, {"in_use": 9, "pool": 10, "limit": None}),
-        (None, {"in_use": 9, "pool": 10, "limit": None}),
-    ):
+    default, own = FakePool(10), FakePool(100, 500)
+    alone, both = {"in_use": 3, "pool": 10, "limit": None}, {"in_use": 6, "pool": 110, "limit": 500}
+    for allocator, figures in ((own.malloc, both), (default.malloc, alone), (len, alone), (None, alone)):
         cuda = SimpleNamespace(get_allocator=lambda allocator=allocator: allocator)
         put(monkeypatch, "cupy", get_default_memory_pool=lambda: default, cuda=cuda)
-
-        entry = sure(cupy.make_provider().read())
-
-        assert entry["devices"] == [{"ordinal": 0, **figures, "managed": None}]
+        assert sure(cupy.make_provider().read())["devices"] == [{"ordinal": 0, **figures, "managed": None}]
 
 
 @pytest.mark.usefixtures("one_gpu")
 def test_cupy_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """With several devices the pool is not read: it would answer for our thread's device."""
-
-    def never() -> None:
-        pytest.fail("this answers for the thread's device")
-
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    never = partial(pytest.fail, "this answers for the thread's device")
     put(monkeypatch, "cupy", get_default_memory_pool=never)
     entry = sure(cupy.make_provider().read())
     assert (entry["supported"], entry["devices"]) == (False, [])
@@ -297,25 +262,12 @@ def test_cupy_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("allocator", [len, print, None])
 def test_cupy_knows_a_managed_pool_by_allocator(monkeypatch: pytest.MonkeyPatch, allocator: object) -> None:
     """Bytes of pools that ``malloc_managed`` fills are managed memory; those of others do not count."""
-
-    class Pool:
-        __slots__ = ("allocator", "get_limit", "total_bytes", "used_bytes")
-
-        def __init__(self, total: int, allocator: object) -> None:
-            self.total_bytes, self.used_bytes, self.get_limit = (lambda: total), (lambda: 1), (lambda: 0)
-            self.allocator = allocator
-
-        def malloc(self) -> None:
-            pytest.fail("the agent allocates nothing")
-
-    for own, managed in ((Pool(100, max), 100), (Pool(100, allocator), None)):
-        default = Pool(10, allocator)
+    for own, managed in ((FakePool(100, 0, max), 100), (FakePool(100, 0, allocator), None)):
+        default = FakePool(10, 0, allocator)
         cuda = SimpleNamespace(get_allocator=lambda own=own: own.malloc, malloc_managed=max)
         put(monkeypatch, "cupy", get_default_memory_pool=lambda default=default: default, cuda=cuda)
-        entry = sure(cupy.make_provider().read())
-        assert entry["devices"] == [
-            {"ordinal": 0, "in_use": 2, "pool": 110, "limit": None, "managed": managed}
-        ]
+        figures = {"ordinal": 0, "in_use": 6, "pool": 110, "limit": None, "managed": managed}
+        assert sure(cupy.make_provider().read())["devices"] == [figures]
 
 
 class ManagedMemoryResource(SimpleNamespace):
@@ -330,13 +282,14 @@ class OwnResource(ManagedMemoryResource):
     """A resource of the program's own."""
 
 
+Counts = tuple[int | None, ...]
 OF_POOL = SimpleNamespace(pool_size=lambda: 9)
 OF_MANAGED_POOL = SimpleNamespace(pool_size=lambda: 9, upstream_mr=ManagedMemoryResource())
 
 
 @pytest.mark.usefixtures("one_gpu")
 @pytest.mark.parametrize(
-    ("resource", "uncounted", "counted"),
+    ("resource", "bare", "counted"),
     [
         (SimpleNamespace(), None, (2, 4, None, None)),
         (OF_POOL, None, (2, 4, 9, None)),
@@ -346,18 +299,13 @@ OF_MANAGED_POOL = SimpleNamespace(pool_size=lambda: 9, upstream_mr=ManagedMemory
         (OwnResource(), None, (2, 4, None, None)),
     ],
 )
-def test_rmm(
-    monkeypatch: pytest.MonkeyPatch,
-    resource: object,
-    uncounted: tuple[int | None, ...] | None,
-    counted: tuple[int | None, ...],
-) -> None:
+def test_rmm(monkeypatch: pytest.MonkeyPatch, resource: object, bare: Counts | None, counted: Counts) -> None:
     """RMM is read where the program counts, and a pool of managed memory in any case; CUDA is not called."""
     counting = StatisticsResourceAdaptor(
         upstream_mr=resource, allocation_counts=SimpleNamespace(current_bytes=2, peak_bytes=4)
     )
     old = StatisticsResourceAdaptor(upstream_mr=resource, allocation_counts={"current_bytes": 2})
-    for top, expected in ((resource, uncounted), (counting, counted), (old, uncounted)):
+    for top, expected in ((resource, bare), (counting, counted), (old, bare)):
         mr = SimpleNamespace(
             get_per_device_resource=[top].__getitem__,
             ManagedMemoryResource=ManagedMemoryResource,
@@ -436,9 +384,7 @@ def test_every_framework_has_a_provider(monkeypatch: pytest.MonkeyPatch) -> None
         (None, {"max_split_size": "x"}, {}),
     ],
 )  # fmt: skip
-def test_settings_in_effect(
-    text: str | None, stats: dict[str, object] | None, expected: dict[str, str]
-) -> None:
+def test_settings_in_use(text: str | None, stats: dict[str, object] | None, expected: dict[str, str]) -> None:
     """What is not set has its default, what is not known is left out, and the counters win over the text."""
     found = read_settings(text, stats)
     assert found == expected

@@ -22,9 +22,9 @@ LIMIT = 6 * 2**30
 
 
 class Program:
-    """A training whose allocator is a heap, with the marks that the hooks would have made."""
+    """A training of steps with these activations, on a heap, with the marks that hooks would have made."""
 
-    def __init__(self) -> None:
+    def __init__(self, *activations: int) -> None:
         self.heap = Heap()
         self.marks: list[StepMark] = []
         self.known: dict[int, str] = {}
@@ -32,6 +32,8 @@ class Program:
         self.model = self.heap.allocate(4 * MIB, MODEL)
         self.known[self.model] = "parameters"
         self.state: int | None = None
+        for each in activations:
+            self.step(each)
 
     def step(self, activations: int, *, clear: bool = True, marked: bool = True) -> None:
         """Train one step."""
@@ -81,10 +83,7 @@ def test_native_frames_say_nothing_of_the_phase(phase: str) -> None:
 
 def test_each_part_has_its_peak() -> None:
     """The peak of a part is the maximum that lived while it ran, and its categories add up to it."""
-    program = Program()
-    for activations in (10, 20):
-        program.step(activations)
-    first, second = program.peaks()
+    first, second = Program(10, 20).peaks()
     assert sizes(first) == {"forward": 14, "backward": 19, "optimizer": 16}
     assert sizes(second) == {"forward": 32, "backward": 37, "optimizer": 16}
     assert second.phases["backward"].categories == {
@@ -103,16 +102,12 @@ def test_a_workspace_of_the_backward_pass_is_no_gradient() -> None:
     last = program.peaks()[-1]
     assert (last.gradients_before_backward, last.phases["optimizer"].categories["gradients"]) == (0, 4 * MIB)
     assert last.phases["optimizer"].categories["activations"] == 32 * MIB
-    program = Program()
-    program.step(10)
-    program.step(10)
-    assert program.peaks()[-1].phases["optimizer"].categories["gradients"] == 4 * MIB
+    assert Program(10, 10).peaks()[-1].phases["optimizer"].categories["gradients"] == 4 * MIB
 
 
 def test_what_an_optimizer_frees_again_is_not_its_state() -> None:
     """Memory that an optimizer frees within its step is not counted as its state."""
-    program = Program()
-    program.step(10)
+    program = Program(10)
     program.step(10, marked=False)
     begun = program.heap.now + 100
     program.heap.release(program.heap.allocate(6 * MIB, IN_OPTIMIZER))
@@ -132,22 +127,18 @@ def test_kept_gradients_exist_before_the_backward_pass() -> None:
 @given(drop=st.integers(0, 40), batches=st.lists(st.integers(1, 40), min_size=1, max_size=6))
 def test_lost_events_change_no_whole_step(drop: int, batches: list[int]) -> None:
     """A ring that has dropped its oldest events gives the same peaks for the steps that it has in full."""
-    program = Program()
-    for activations in batches:
-        program.step(activations)
+    program = Program(*batches)
     everything = {step.ended: sizes(step) for step in program.peaks()}
     found = program.peaks(drop=drop)
     assert all(everything[step.ended] == sizes(step) for step in found if step.whole)
-    assert all(
-        sum(peak.categories.values()) == peak.bytes >= 0 for step in found for peak in step.phases.values()
-    )
+    peaks = [peak for step in found for peak in step.phases.values()]
+    assert all(sum(peak.categories.values()) == peak.bytes >= 0 for peak in peaks)
     assert not any(step.whole for step in found[:1]) or drop == 0
 
 
 def test_an_unfinished_step_is_shown_as_such() -> None:
     """What happens after the last mark is a step of its own, that has not ended."""
-    program = Program()
-    program.step(10)
+    program = Program(10)
     program.heap.allocate(50 * MIB, IN_FORWARD)
     *_, last = program.peaks()
     assert (last.ended, last.whole, sizes(last)) == (None, False, {"forward": 66})
@@ -196,10 +187,8 @@ def test_the_part_of_a_step_is_in_the_stack(frames: list[tuple[str, str]], phase
 
 def step(batch: int, forward: tuple[int, int], backward: tuple[int, int], optimizer: tuple[int, int]) -> Step:
     """Return a step with the peaks of its parts: bytes, and the activations among them."""
-    parts = {
-        name: PartPeak(*peak)
-        for name, peak in (("forward", forward), ("backward", backward), ("optimizer", optimizer))
-    }
+    peaks = {"forward": forward, "backward": backward, "optimizer": optimizer}
+    parts = {name: PartPeak(*peak) for name, peak in peaks.items()}
     return Step(batch, max(peak.bytes for peak in parts.values()), parts)
 
 

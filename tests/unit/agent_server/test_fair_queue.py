@@ -20,8 +20,16 @@ def end() -> Iterator[socket.socket]:
         yield unused
 
 
-def connection(end: socket.socket, uid: int, pid: int = 1, since: float = 0.0) -> AgentConnection:
-    return AgentConnection(end, Peer(pid, 1, uid, -1), since)
+def connection(end: socket.socket, uid: int, pid: int = 1) -> AgentConnection:
+    return AgentConnection(end, Peer(pid, 1, uid, -1), 0.0)
+
+
+def read_next(queue: FairQueue, costs: dict[int, float]) -> int:
+    """Read a message of the user whose turn it is, which takes so many seconds; return the user."""
+    taken = queue.pop()
+    queue.charge(taken.peer.uid, costs[taken.peer.uid])
+    queue.add(taken)
+    return taken.peer.uid
 
 
 def test_expensive_users_share_what_they_leave(end: socket.socket) -> None:
@@ -33,11 +41,9 @@ def test_expensive_users_share_what_they_leave(end: socket.socket) -> None:
             queue.add(connection(end, uid))
     waited, longest, read = 0, 0, Counter[int]()
     for _ in range(400):
-        taken = queue.pop()
-        read[taken.peer.uid] += 1
-        queue.charge(taken.peer.uid, costs[taken.peer.uid])
-        queue.add(taken)
-        waited = 0 if taken.peer.uid == 1 else waited + 1
+        uid = read_next(queue, costs)
+        read[uid] += 1
+        waited = 0 if uid == 1 else waited + 1
         longest = max(longest, waited)
     assert longest <= 16
     assert read[1] > 100
@@ -51,18 +57,10 @@ def test_time_away_is_no_claim(end: socket.socket) -> None:
     queue.add(connection(end, 2))
     queue.charge(2, 0.0)
     for _ in range(1000):
-        taken = queue.pop()
-        queue.charge(2, 1.0)
-        queue.add(taken)
+        read_next(queue, {2: 1.0})
     queue.forget_users([2])
     queue.add(connection(end, 1))
-    read = []
-    for _ in range(10):
-        taken = queue.pop()
-        read.append(taken.peer.uid)
-        queue.charge(taken.peer.uid, 1.0)
-        queue.add(taken)
-    assert 4 <= read.count(1) <= 6
+    assert 4 <= [read_next(queue, {1: 1.0, 2: 1.0}) for _ in range(10)].count(1) <= 6
 
 
 def test_a_new_connection_clears_no_debt(end: socket.socket) -> None:
@@ -74,11 +72,7 @@ def test_a_new_connection_clears_no_debt(end: socket.socket) -> None:
     queue.charge(1, 10.0)
     queue.forget_users([2])
     queue.add(connection(end, 1))
-    for _ in range(9):
-        taken = queue.pop()
-        assert taken.peer.uid == 2
-        queue.charge(2, 1.0)
-        queue.add(taken)
+    assert [read_next(queue, {2: 1.0}) for _ in range(9)] == [2] * 9
 
 
 @pytest.mark.parametrize(

@@ -109,19 +109,14 @@ def test_an_environment_that_no_right_brings_back_is_no_lack() -> None:
 
 
 def _with(*devices: DeviceReading, **changes: Any) -> Reading:  # noqa: ANN401 any field of a reading
-    given = {"host_pid_namespace": True, "collectors": RUNS, **changes}
-    return Reading(1.0, 1.0, devices=devices, **given)
-
-
-def contact(snapshot: Snapshot | None, agents: int = 1) -> ExporterContact:
-    """Return how an exporter with this snapshot is reached."""
-    status = ExporterStatus(Path("/run/agent.sock"), None, agents)
-    return ExporterContact(Path("/run/control.sock"), None, snapshot, status, ())
+    return Reading(1.0, 1.0, devices=devices, **{"host_pid_namespace": True, "collectors": RUNS, **changes})
 
 
 def limits(reading: Reading, snapshot: Snapshot | None = None, agents: int = 1) -> dict[str, Finding]:
     """Return what is never told, by the first alert that does not fire."""
-    found = [each for each in diagnose(reading, ROOT, contact(snapshot, agents)) if each.limit]
+    status = ExporterStatus(Path("/run/agent.sock"), None, agents)
+    contact = ExporterContact(Path("/run/control.sock"), None, snapshot, status, ())
+    found = [each for each in diagnose(reading, ROOT, contact) if each.limit]
     assert all(each.good for each in found), "a limit is no fault"
     return {each.text.rpartition(": ")[2].partition(",")[0]: each for each in found}
 
@@ -145,9 +140,7 @@ def test_what_is_never_told_is_said() -> None:
 
 def test_the_exporter_speaks_for_itself() -> None:
     """What counts is what the running exporter has, not what the shell of this command could have."""
-    shown = dataclasses.replace(
-        builders.snapshot(builders.device(0, [])), collectors=RUNS, host_pid_namespace=True
-    )
+    shown = dataclasses.replace(builders.snapshot(builders.device(0, [])), collectors=RUNS)
     assert "GpuXidError" not in limits(_with(FULL, collectors={}), shown)
     assert "GpuMemoryDead" in limits(_with(FULL), dataclasses.replace(shown, host_pid_namespace=False))
 

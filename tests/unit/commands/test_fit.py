@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from tests.support.builders import MIB, TOTAL, agent, device, holding, process, snapshot
+from tests.support.builders import GIB, MIB, TOTAL, agent, device, holding, process, snapshot
 from tests.support.sure import sure
 from tests.support.wrong_values import WRONG, places, with_value
 from vramledger.accounting.holders.policies import CONTEXT_BYTES
@@ -25,13 +25,7 @@ from vramledger.commands.fit import (
     fit_lines,
     read_file,
 )
-from vramledger.commands.fit_input import (
-    DeviceUse,
-    FrameworkUse,
-    LedgerSample,
-    Program,
-    read_ledger,
-)
+from vramledger.commands.fit_input import DeviceUse, FrameworkUse, LedgerSample, Program, read_ledger
 from vramledger.commands.fit_verdict import (
     AFTER,
     NO,
@@ -53,16 +47,15 @@ from vramledger.model.reading import CgroupLimit, Owner
 from vramledger.model.snapshot import DeviceSnapshot, Grade, Reservation, ReservationStatus, State
 from vramledger.views.ledger_json import snapshot_json
 
-GIB = 2**30
 PROGRAM = Program(7, "train.py", ("user", "ada"))
 CGROUP = "/kubepods/b"
 POD = Program(7, "train.py", ("pod", "a/b"), limited_by=(CGROUP,))
 CARD = 24_265 * MIB
 
 
-def ledger(*devices: DeviceSnapshot) -> LedgerSample:
+def ledger(*devices: DeviceSnapshot, **more: Any) -> LedgerSample:  # noqa: ANN401 as for a snapshot
     """Return the ledger of some devices, as the command reads it."""
-    return read_ledger(snapshot_json(snapshot(*devices)), "the sample")
+    return read_ledger(snapshot_json(snapshot(*devices, **more)), "the sample")
 
 
 def need(gib: float, *, most: float | None = None, whole_life: bool = True) -> MemoryNeed:
@@ -75,18 +68,11 @@ def need(gib: float, *, most: float | None = None, whole_life: bool = True) -> M
 
 
 def limited(
-    maximum: float | None,
-    used: float | None,
-    *holders: tuple[int, float],
-    state: State = State.ACTIVE,
-    cgroup: str = CGROUP,
+    maximum: int | None, used: int | None, *holders: tuple[int, int], state: State = State.ACTIVE
 ) -> DeviceSnapshot:
     """Return a device on which a cgroup is limited, GiB; None where that is not known or not so."""
-    limit = CgroupLimit(
-        cgroup, 0, None if maximum is None else int(maximum * GIB), None if used is None else int(used * GIB)
-    )
-    one = device(0, [holding(pid, int(gib * GIB), state) for pid, gib in holders])
-    return replace(one, reading=structs.replace(one.reading, limits=(limit,)))
+    limit = CgroupLimit(CGROUP, 0, maximum and maximum * GIB, used and used * GIB)
+    return changed(device(0, [holding(pid, gib * GIB, state) for pid, gib in holders]), limits=(limit,))
 
 
 def offer(need: MemoryNeed, *devices: DeviceSnapshot, program: Program = PROGRAM, live: bool = True) -> Offer:
@@ -113,9 +99,8 @@ def test_free_memory_decides() -> None:
     """A device has room with headroom, without it, or not at all."""
     one = device(0, [holding(8, 100 * GIB)])
     free = (ledger(one).devices[0].free or 0) / GIB
-    assert [offer(need(wanted), one).verdict for wanted in (free / 1.2, free / 1.05, free + 1)] == [
-        YES, TIGHT, NO
-    ]  # fmt: skip
+    verdicts = [offer(need(wanted), one).verdict for wanted in (free / 1.2, free / 1.05, free + 1)]
+    assert verdicts == [YES, TIGHT, NO]
 
 
 def test_its_own_memory_is_free_when_it_is_started_again() -> None:
@@ -278,9 +263,7 @@ def test_a_limit_counts_only_for_the_programs_below_its_cgroup() -> None:
         replace(one, facts=one.facts and structs.replace(one.facts, cgroup=(f"0::{path}",)))
         for one, path in ((process(7), f"{CGROUP}/c"), (process(8), "/user.slice"), (process(9), ""))
     ]
-    seen = read_ledger(
-        snapshot_json(snapshot(limited(16, 15, (7, 15), (8, 1), (9, 1)), processes=placed)), "the sample"
-    )
+    seen = ledger(limited(16, 15, (7, 15), (8, 1), (9, 1)), processes=placed)
     offers = [make_offer(need(18), seen.devices[0], seen.programs[pid], live=True) for pid in (7, 8, 9)]
     assert [each.verdict for each in offers] == [NO, YES, PERHAPS]
     assert [seen.programs[pid].limited_by for pid in (7, 8, 9)] == [(CGROUP,), (), None]
@@ -289,15 +272,12 @@ def test_a_limit_counts_only_for_the_programs_below_its_cgroup() -> None:
 @pytest.mark.parametrize(
     ("maximum", "used", "verdict"), [(20, 19, NO), (8, 0, NO), (100, 50, YES), (100, None, PERHAPS)]
 )
-def test_of_nested_limits_the_one_with_the_least_room_counts(
-    maximum: int, used: int | None, verdict: str
-) -> None:
+def test_the_least_room_of_nested_limits_counts(maximum: int, used: int | None, verdict: str) -> None:
     """A limit above that of its own cgroup counts too, and one of which the use is not known is a doubt."""
     one = limited(16, 2, (7, 1))
-    above = CgroupLimit("/kubepods", 0, maximum * GIB, None if used is None else used * GIB)
+    above = CgroupLimit("/kubepods", 0, maximum * GIB, used and used * GIB)
     both = changed(one, limits=(*(one.reading.limits or ()), above))
-    program = POD._replace(limited_by=(CGROUP, "/kubepods"))
-    assert offer(need(10), both, program=program).verdict == verdict
+    assert offer(need(10), both, program=POD._replace(limited_by=(CGROUP, "/kubepods"))).verdict == verdict
 
 
 def test_a_program_of_unknown_cgroup_is_promised_nothing() -> None:
@@ -331,9 +311,7 @@ def test_copies_are_counted_without_the_drivers_reserve() -> None:
 def test_each_need_gets_a_device_of_its_own() -> None:
     """A program on two GPUs fits only if two different ones have room, however they must be assigned."""
     small, large = ledger(device(0, [holding(8, 100 * GIB)]), device(1)).devices
-    both = [
-        [make_offer(each, one, PROGRAM, live=True) for one in (large, small)] for each in (need(20), need(90))
-    ]
+    both = [[make_offer(need(gib), one, PROGRAM, live=True) for one in (large, small)] for gib in (20, 90)]
     assert assign_devices(both)
     assert not assign_devices([*both, both[0]])
 
@@ -342,8 +320,8 @@ def test_owners_of_a_pod_are_compared_by_type_and_name() -> None:
     """A process whose owner is unknown is compared by its user."""
     known = process(7)
     facts = structs.replace(sure(known.facts), owner=Owner("pod", "ml/train-0", pod="train-0"))
-    shot = snapshot(device(0, [holding(7)]), processes=[replace(known, facts=facts)])
-    assert read_ledger(snapshot_json(shot), "x").programs[7].owner == ("pod", "ml/train-0")
+    seen = ledger(device(0, [holding(7)]), processes=[replace(known, facts=facts)])
+    assert seen.programs[7].owner == ("pod", "ml/train-0")
     assert ledger(device(0, [holding(7)])).programs[7].owner == ("user", "ada")
 
 
@@ -375,7 +353,7 @@ def test_a_file_of_another_kind_is_refused(content: bytes, tmp_path: Path) -> No
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("requested", [62 * GIB, None])
+@pytest.mark.parametrize("asked", [62 * GIB, None])
 @pytest.mark.parametrize(
     ("framework", "pool"),
     [
@@ -385,12 +363,10 @@ def test_a_file_of_another_kind_is_refused(content: bytes, tmp_path: Path) -> No
         ("torch", {"allocated": 20 * GIB, "allocated_peak": 20 * GIB, "reserved": 22 * GIB}),
     ],
 )
-def test_every_report_is_read(
-    framework: str, pool: dict[str, int], requested: int | None, tmp_path: Path
-) -> None:
+def test_reports_are_read(framework: str, pool: dict[str, int], asked: int | None, tmp_path: Path) -> None:
     """What was in use as the allocation failed is needed at least; with it nothing certainly fits."""
     path = tmp_path / "oom-1.json"
-    content = {"pid": 7, "framework": framework, "ordinal": None, "requested": requested, "pool": pool}
+    content = {"pid": 7, "framework": framework, "ordinal": None, "requested": asked, "pool": pool}
     path.write_text(json.dumps({"version": 1, "verdict": "unknown", **content}))
     seen = read_file(path, None)
     need = assess_need(seen.uses[0])
@@ -398,9 +374,9 @@ def test_every_report_is_read(
     found = answered(seen, need, roomy)
     text = "\n".join(fit_lines(found))
     assert need.bytes == 20 * GIB + CONTEXT_BYTES
-    assert (need.wanted is None, need.enough, roomy.verdict) == (requested is None, None, PERHAPS)
+    assert (need.wanted is None, need.enough, roomy.verdict) == (asked is None, None, PERHAPS)
     assert found.status == CANNOT_TELL
-    assert "wanted       not known: an allocation failed" in text or requested is not None
+    assert "wanted       not known: an allocation failed" in text or asked is not None
     assert json.loads(json.dumps(fit_json(found)))["needs"][0]["failed"]
 
 
@@ -423,10 +399,8 @@ def test_a_failure_of_unknown_size_in_a_ledger_counts() -> None:
 
 def sample(pid: int, started: float | None, peak: int, *uuids: str) -> LedgerSample:
     """Return a sample in which a program holds memory on some devices."""
-    uses = tuple(
-        DeviceUse(uuid, 0, "H200", 100, peak, peak, None, "", "", (), whole_life=False) for uuid in uuids
-    )
-    return LedgerSample((), {pid: Program(pid, started=started)}, {pid: uses}, "")
+    uses = [DeviceUse(each, 0, "H200", 100, peak, peak, None, "", "", (), whole_life=False) for each in uuids]
+    return LedgerSample((), {pid: Program(pid, started=started)}, {pid: tuple(uses)}, "")
 
 
 def test_which_program_is_meant() -> None:
@@ -465,29 +439,19 @@ def test_any_value_of_a_saved_ledger_may_be_wrong(place: tuple[Any, ...], value:
         seen = choose_program([read_ledger(with_value(_document(), place, value), "file")], 7, "from file")
     except (RecordingError, StartupError):
         return
-    needs = tuple(assess_need(uses) for uses in seen.uses)
-    offers = tuple(
-        tuple(make_offer(need, each, seen.program, live=True) for each in sure(seen.ledger).devices)
-        for need in needs
-    )
+    needs, devices = tuple(assess_need(uses) for uses in seen.uses), sure(seen.ledger).devices
+    offers = tuple(tuple(make_offer(need, one, seen.program, live=True) for one in devices) for need in needs)
     found = Fit(seen, needs, offers, "here", of_this_host=True, headroom=0.1)
     assert found.status in (0, 1, 3)
     assert all(line.isprintable() for line in fit_lines(found))
     json.dumps(fit_json(found), allow_nan=False)
 
 
-def use(
-    *frameworks: FrameworkUse,
-    held: int | None = 22_885 * MIB,
-    overhead: int | None = None,
-    framework: str = "tensorflow",
-    policy: str = "preallocate",
-    **more: object,
-) -> DeviceUse:
+def use(*frameworks: FrameworkUse, held: int | None = 22_885 * MIB, **more: object) -> DeviceUse:
     """Return what was seen in one sample on a card of 24 GiB."""
     known = {
         "uuid": "GPU-0", "gpu": 0, "name": "NVIDIA A10", "capacity": CARD, "held": held, "peak": held,
-        "overhead": overhead, "framework": framework, "policy": policy, "frameworks": frameworks,
+        "overhead": None, "framework": "tensorflow", "policy": "preallocate", "frameworks": frameworks,
         "whole_life": False,
     }  # fmt: skip
     return DeviceUse(**{**known, **more})  # type: ignore[arg-type]
@@ -564,8 +528,7 @@ def test_a_device_that_is_only_listed_is_not_used() -> None:
     """A device where the framework used nothing is not needed; on one that is too small no limit helps."""
     assert assess_need([use(counted("tensorflow", 1280))]).unused
     assert not assess_need([use()]).unused
-    need = assess_need([use(counted("torch", 20 * GIB), overhead=GIB)])
-    assert list(limit_advice(need, 8 * GIB)) == []
+    assert list(limit_advice(assess_need([use(counted("torch", 20 * GIB), overhead=GIB)]), 8 * GIB)) == []
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax", "tensorflow", "rmm"])

@@ -9,15 +9,7 @@ import pytest
 from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from vramledger.kubernetes.api_client import ClusterError
-from vramledger.kubernetes.pods import (
-    KEEP,
-    MAX_PODS,
-    READ_INTERVAL,
-    SPACING,
-    HolderPods,
-    Pod,
-    PodLabelReader,
-)
+from vramledger.kubernetes.pods import KEEP, MAX_PODS, READ_INTERVAL, SPACING, HolderPods, Pod, PodLabelReader
 from vramledger.model.reading import Grant, Owner, PodLabels, ProcessFacts, ProcessRow, Scheduler
 from vramledger.model.records import LABEL_VALUE_MAX
 
@@ -36,8 +28,7 @@ class Cluster:
     def read(self) -> Mapping[Pod, Mapping[str, str]]:
         self.questions += 1
         if self.pods is None:
-            message = "403 Forbidden"
-            raise ClusterError(message)
+            raise ClusterError("403 Forbidden")
         return self.pods
 
     def after(self, seconds: float, *wanted: Pod) -> tuple[PodLabels, ...]:
@@ -122,10 +113,8 @@ def test_what_nobody_tells_is_forgotten(caplog: pytest.LogCaptureFixture) -> Non
         assert cluster.after(READ_INTERVAL, TRAIN) == ()
         cluster.pods = {TRAIN: {"team": "vision"}}
         assert cluster.after(READ_INTERVAL, TRAIN) == (known(TRAIN, "vision"),)
-    assert [record.message for record in caplog.records] == [
-        "Cannot read labels of pods",
-        "Reading labels of pods again",
-    ]
+    messages = [record.message for record in caplog.records]
+    assert messages == ["Cannot read labels of pods", "Reading labels of pods again"]
 
 
 def test_number_and_length_are_bounded() -> None:

@@ -22,17 +22,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 import vramledger
-from tests.support.builders import (
-    HARDWARE,
-    KV_CACHE,
-    SOCKET,
-    crowd,
-    device,
-    failed,
-    holding,
-    process,
-    snapshot,
-)
+from tests.support.builders import HARDWARE, crowd, device, failed, holding, process, rich_host, snapshot
 from vramledger.config import COLLECTORS, Config
 from vramledger.errors import UsageError
 from vramledger.metrics import devices, hardware, sampling
@@ -48,17 +38,16 @@ from vramledger.metrics.exposition import (
 )
 from vramledger.metrics.families import SAMPLING, Collected, Family, Sample
 from vramledger.metrics.sampling import revision
-from vramledger.model.reading import PodLabels
 from vramledger.model.records import LABEL_VALUE_MAX
-from vramledger.model.snapshot import ReservationStatus, Snapshot
+from vramledger.model.snapshot import Snapshot
 
 ALL = frozenset(COLLECTORS)
 OURS = ALL - {"exporter"}
 
 
-def exposition(most: int = 0) -> Exposition:
+def exposition() -> Exposition:
     """Make an exposition that takes no time, without a sampler."""
-    return Exposition(most, lambda: None, clock=lambda: 0.0)
+    return Exposition(0, lambda: None, clock=lambda: 0.0)
 
 
 def render(shot: Snapshot, want: ScrapeRequest) -> str:
@@ -75,7 +64,7 @@ class Theirs(Collector):
     """The same families as prometheus_client's own objects."""
 
     def __init__(self, collected: Collected) -> None:
-        self._collected = sorted(((family, samples) for family, samples in collected if samples), key=_name)
+        self._collected = sorted((each for each in collected if each[1]), key=lambda each: each[0].name)
 
     def collect(self) -> Iterable[Metric]:
         for family, samples in self._collected:
@@ -83,10 +72,6 @@ class Theirs(Collector):
             for labels, value in samples:
                 metric.add_sample(family.name, dict(zip(family.labels, labels, strict=True)), value)
             yield metric
-
-
-def _name(item: tuple[Family, object]) -> str:
-    return item[0].name
 
 
 def collected(shot: Snapshot) -> Collected:
@@ -119,14 +104,8 @@ def test_same_bytes_as_prometheus_client(shot: Snapshot) -> None:
 @example('\\"\n\r\x00\u2028')
 def test_any_label_value_is_written_as_prometheus_client_does(value: str) -> None:
     """For every label value, the line is what prometheus_client writes."""
-    metric = Metric("m", "h", "gauge")
-    metric.add_sample("m", {"l": value}, 1)
-
-    class One(Collector):
-        def collect(self) -> Iterable[Metric]:
-            return [metric]
-
-    assert generate_latest(One()).decode().split("\n", 2)[2] == f'm{{l="{label_value(value)}"}} 1.0\n'
+    theirs = Theirs([(Family("m", ("l",), "h", "", "", ""), [((value,), 1)])])
+    assert generate_latest(theirs).decode().split("\n", 2)[2] == f'm{{l="{label_value(value)}"}} 1.0\n'
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**64), 2**64) | st.booleans())
@@ -160,8 +139,7 @@ def test_the_whole_page_parses(shot: Snapshot, *, openmetrics: bool) -> None:
     """With the exporter's own metrics it is one legal exposition: no family twice, EOF once at the end."""
     # Any process can be the sampler here: our parent lives as long as we do.
     page = Exposition(0, os.getppid).render(shot, ScrapeRequest(ALL, openmetrics=openmetrics)).decode()
-    families = list(parsed(page) if openmetrics else parse_text(page))
-    names = [family.name for family in families]
+    names = [family.name for family in (parsed(page) if openmetrics else parse_text(page))]
     assert sorted(set(names)) == sorted(names)
     assert {"process_resident_memory_bytes", "vramledger_sampler_process_resident_memory_bytes"} <= set(names)
     assert "python_info" in names
@@ -228,9 +206,8 @@ class Library(Collector):
     """What prometheus_client itself says of a process that is its own sampler."""
 
     def collect(self) -> Iterable[Metric]:
-        ours = ProcessCollector(registry=None)
+        ours, python = ProcessCollector(registry=None), PlatformCollector(registry=None)
         sampler = ProcessCollector("vramledger_sampler", os.getpid, registry=None)
-        python = PlatformCollector(registry=None)
         found = [*ours.collect(), *sampler.collect(), *python.collect()]
         return sorted(found, key=lambda metric: metric.name)
 
@@ -277,14 +254,12 @@ def test_what_the_exporter_cannot_collect_of_itself_shows_at_once() -> None:
 
     def own() -> Collected:
         if not next(turns):
-            message = "torn"
-            raise RuntimeError(message)
+            raise RuntimeError("torn")
         return []
 
     shot, page = crowd(1, 2), Exposition(0, lambda: None, lambda: 0.0, collect_own=own)
     texts = [page.render(shot, ScrapeRequest(ALL)).decode() for _ in works]
-    found = ['vramledger_collector_success{collector="exporter"} 1.0' in text for text in texts]
-    assert found == works
+    assert ['vramledger_collector_success{collector="exporter"} 1.0' in text for text in texts] == works
     assert ["process_cpu_seconds_total" in text for text in texts] == works
 
 
@@ -294,13 +269,11 @@ def test_a_raising_collector_costs_only_itself(caplog: pytest.LogCaptureFixture)
 
     def torn(shot: Snapshot) -> Collected:
         if broken:
-            message = "torn"
-            raise RuntimeError(message)
+            raise RuntimeError("torn")
         return hardware.collect(shot, "hardware")
 
     page = Exposition(0, lambda: None, lambda: 0.0, {**collectors(0), "hardware": torn})
     shot, want = crowd(1, 2), ScrapeRequest(OURS)
-
     with caplog.at_level(logging.ERROR, "vramledger"):
         first, _ = page.render(shot, want).decode(), page.render(shot, want)
         assert [vars(record)["fields"] for record in caplog.records] == [
@@ -311,7 +284,6 @@ def test_a_raising_collector_costs_only_itself(caplog: pytest.LogCaptureFixture)
         broken = True
         page.render(replace(shot), want)
         assert len(caplog.records) == 2
-
     assert healed == render(shot, want)
     assert 'vramledger_collector_success{collector="hardware"} 0.0' in first
     gone = set(healed.splitlines()) - set(first.splitlines())
@@ -361,18 +333,11 @@ def test_an_unknown_name_gives_an_empty_page() -> None:
 @pytest.mark.parametrize("collector", sorted(ALL))
 def test_a_collector_gives_its_own_families(collector: str) -> None:
     """Selecting one collector gives its families and those about the sampling."""
-    shot = crowd(1, 2)
-    devices = tuple(
-        replace(one, reservation_status=ReservationStatus((), (), ("slurm",))) for one in shot.devices
-    )
-    pods = (PodLabels("ml", "train-0", (("team", "vision"),)),)
-    rich = replace(shot, devices=devices, agent_socket=SOCKET, pods=pods, kv_caches={101: KV_CACHE})
-    page = render(rich, ScrapeRequest(frozenset({collector})))
+    page = render(rich_host(), ScrapeRequest(frozenset({collector})))
     names = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
     found = {FAMILIES[name].collector if name in FAMILIES else "exporter" for name in names}
-    # There was no XID error, and what threads and ties say is in the states.
-    expected = {collector, SAMPLING} - {"xid", "threads", "ties"}
-    assert found == expected
+    # What threads and ties say is in the states.
+    assert found == {collector, SAMPLING} - {"threads", "ties"}
 
 
 @pytest.mark.parametrize(

@@ -12,18 +12,7 @@ import pytest
 from msgspec import structs
 
 from tests.support import builders
-from tests.support.builders import (
-    ASLEEP,
-    MIB,
-    agent,
-    crowd,
-    device,
-    failed,
-    holding,
-    managed,
-    process,
-    snapshot,
-)
+from tests.support.builders import ASLEEP, MIB, crowd, device, failed, holding, managed, process, snapshot
 from tests.support.host.one_holder import OneHolder
 from tests.support.sure import sure
 from vramledger import metrics
@@ -50,10 +39,8 @@ from vramledger.model.snapshot import (
 from vramledger.readers.nvml.hardware import HARDWARE_METRICS, SLOW, SLOW_INTERVAL
 
 HOME = Path(metrics.__file__).parent
-
-Series = dict[tuple[str, ...], float]
-
 LABELLED = PodLabels("ml", "train-0", (("app/name", None), ("team", 'vi"sion')))
+Series = dict[tuple[str, ...], float]
 
 
 def served(shot: Snapshot, most: int = 0) -> dict[str, Series]:
@@ -63,9 +50,7 @@ def served(shot: Snapshot, most: int = 0) -> dict[str, Series]:
         collected += collect(shot)
     names = [family.name for family, _ in collected]
     assert sorted(set(names)) == sorted(names), "a family was collected twice"
-    return {
-        family.name.removeprefix("vramledger_"): dict(samples) for family, samples in collected if samples
-    }
+    return {family.name.removeprefix("vramledger_"): dict(found) for family, found in collected if found}
 
 
 def test_declaration_is_sound() -> None:
@@ -117,7 +102,6 @@ def test_every_hardware_reading_of_the_driver_has_a_family() -> None:
 def test_every_family_can_be_served() -> None:
     """A snapshot with everything in it gives a sample of every declared family."""
     names = {f"vramledger_{name}" for name in served(builders.rich_host())}
-
     health = {"vramledger_collector_success", "vramledger_collector_duration_seconds"}
     own = {  # tests/integration/web/access and tests/e2e/test_storage.py serve them
         name for name in FAMILIES if name.startswith(("vramledger_web_", "vramledger_storage_"))
@@ -129,10 +113,8 @@ def test_every_family_can_be_served() -> None:
 def test_the_ledger_adds_up_on_the_page() -> None:
     """The states of vramledger_device_memory_bytes add up to the total of each device, to the byte."""
     page = served(crowd(2, 30))
-    for key, total in page["device_memory_total_bytes"].items():
-        states = {
-            labels[2]: value for labels, value in page["device_memory_bytes"].items() if labels[:2] == key
-        }
+    for device_key, total in page["device_memory_total_bytes"].items():
+        states = {key[2]: held for key, held in page["device_memory_bytes"].items() if key[:2] == device_key}
         assert sum(states.values()) == total == builders.TOTAL
         assert set(states) == {"free", "driver_reserved", "unattributed", *(state.value for state in State)}
 
@@ -143,9 +125,8 @@ def test_the_operating_systems_memory_is_a_part_of_the_ledger() -> None:
     states = {labels[2]: value for labels, value in page["device_memory_bytes"].items()}
     assert sum(states.values()) == builders.TOTAL
     assert states["operating_system"] == 5 * 1024 * MIB
-    assert {labels[2] for labels in page["device_node_memory_bytes"]} == {
-        *("total", "free", "file", "anonymous", "kernel", "shared")
-    }
+    parts = {labels[2] for labels in page["device_node_memory_bytes"]}
+    assert parts == {"total", "free", "file", "anonymous", "kernel", "shared"}
     known = builders.coherent_device()
     shared = sure(known.reading.node)._replace(shared=MIB)
     page = served(snapshot(replace(known, reading=structs.replace(known.reading, node=shared))))
@@ -229,8 +210,7 @@ def test_a_device_that_is_down_says_so_and_no_more() -> None:
 
 def test_the_smaller_holdings_are_summed() -> None:
     """Beyond --processes.max there is one sum in pid=other and a count, also of uncharged bytes."""
-    held = [holding(pid, pid * MIB) for pid in range(1, 11)]
-    one, two = device(0, held), device(1, [holding(3, 5 * MIB)])
+    one, two = device(0, [holding(pid, pid * MIB) for pid in range(1, 11)]), device(1, [holding(3, 5 * MIB)])
     page = served(snapshot(one, two), most=2)
     assert page["process_memory_bytes"] == {
         (*one.key, "9"): 9 * MIB,
@@ -262,11 +242,8 @@ def test_the_smaller_holdings_are_summed() -> None:
 def test_a_dead_holder_keeps_its_row_in_a_join() -> None:
     """A holder that /proc no longer shows has an info series with only its pid, and no start time."""
     page = served(snapshot(device(0, [holding(7, state=State.DEAD), holding(8)])))
-    empty = [""] * 12
-    assert page["process_info"] == {
-        ("7", *empty): 1,
-        ("8", "ada", "train.py", "", "", "user", "ada", *[""] * 6): 1,
-    }
+    dead, alive = ("7", *[""] * 12), ("8", "ada", "train.py", "", "", "user", "ada", *[""] * 6)
+    assert page["process_info"] == {dead: 1, alive: 1}
     assert list(page["process_start_time_seconds"]) == [("8",)]
 
 
@@ -287,10 +264,8 @@ def test_a_mig_instance_is_a_device_and_its_gpu_has_no_book() -> None:
     gpu = device(0, hardware={"device_temperature_celsius": 40.0})
     gpu = DeviceSnapshot(structs.replace(gpu.reading, divided=True, memory=None), up=True)
     part = device(0, [holding(1)], uuid="MIG-1")
-    about = structs.replace(
-        part.reading, parent=gpu.reading.uuid, mig_profile="1g.18gb", gpu_instance=7, compute_instance=0
-    )
-    part = replace(part, reading=about)
+    place = {"parent": gpu.reading.uuid, "mig_profile": "1g.18gb", "gpu_instance": 7, "compute_instance": 0}
+    part = replace(part, reading=structs.replace(part.reading, **place))
     page = served(snapshot(gpu, part))
     info = {labels[1]: labels[7:11] for labels in page["device_info"]}
     assert info == {gpu.reading.uuid: ("", "", "", ""), "MIG-1": (gpu.reading.uuid, "1g.18gb", "7", "0")}
@@ -314,7 +289,7 @@ def pools(*told: tuple[str, dict[str, int]]) -> Series:
     """Serve the holder 101 with an agent and these frameworks' figures; return the general families."""
     rich = device(0, [holding(101)])
     found = tuple(Pool(framework, 0, figures, {}) for framework, figures in told)
-    agents = {101: replace(agent(rich.reading.uuid), pools={rich.reading.uuid: found})}
+    agents = {101: replace(builders.agent(rich.reading.uuid), pools={rich.reading.uuid: found})}
     page = served(replace(snapshot(rich), agents=agents))
     return {
         (name, labels[3]): value
@@ -348,11 +323,8 @@ def test_labels_of_pods_are_named_as_kube_state_metrics_names_them() -> None:
         "appName": "label_app_name",
         "0-x": "label_0_x",
     }
-    assert label_names(["a.b", "a-b", "c"]) == {
-        "a-b": "label_a_b_conflict1",
-        "a.b": "label_a_b_conflict2",
-        "c": "label_c",
-    }
+    names = label_names(["a.b", "a-b", "c"])
+    assert names == {"a-b": "label_a_b_conflict1", "a.b": "label_a_b_conflict2", "c": "label_c"}
 
 
 @pytest.mark.parametrize(
@@ -443,7 +415,6 @@ def test_a_change_of_state_makes_one_series_of_the_holding() -> None:
                 if now - known:
                     made.append(now - known)
                     known |= now
-
     (idle,) = made
     families = Counter(each.split("{")[0] for each in idle)
     owners = ("bytes", "byte_seconds_total", "wasted_byte_seconds_total")

@@ -38,7 +38,6 @@ from vramledger.readers.hosts.own_process import read_own_rights
 print(read_own_rights(Path(sys.argv[1])).hidepid)
 """
     env = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": ":".join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code, place], check=True, capture_output=True, text=True, env=env
-    )
+    command = [sys.executable, "-c", code, str(place)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=env)
     assert done.stdout == "True\n"

@@ -56,9 +56,8 @@ def test_a_long_line_takes_no_time(line: str) -> None:
 @given(st.binary(max_size=400) | st.text(alphabet='vlm:kv_cache{}"\\=0.1 \n', max_size=400).map(str.encode))
 def test_any_page_is_read_without_an_error(page: bytes) -> None:
     """Whatever a program sends instead of metrics, nothing is raised."""
-    usage, memory, tokens = parse_figures(
-        b"vllm:kv_cache_usage_perc" + page + b"\nvllm:cache_config_info" + page
-    )
+    text = b"vllm:kv_cache_usage_perc" + page + b"\nvllm:cache_config_info" + page
+    usage, memory, tokens = parse_figures(text)
     assert usage is None or 0 <= usage <= 1
     assert memory is None or memory > 0
     assert tokens is None or tokens > 0

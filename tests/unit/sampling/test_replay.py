@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from tests.support.host.model import GIB
 from tests.support.sure import sure
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.agent_report import Agent
@@ -32,32 +33,22 @@ BOOT = 1_700_000_000.0
 AGE = 40.0
 """Seconds for which the process of the recording had run when it began."""
 
-GIB = 2**30
-
 
 def reading(second: float) -> Reading:
     """Make the readings of a process, its agent and a hidden holder, this long after the beginning."""
-    start = 100_000
-    now = 1000.0 + AGE + second
+    start, now = 100_000, 1000.0 + AGE + second
+    memory = MemoryReading(8 * GIB, 5 * GIB, 3 * GIB, 0)
+    device = DeviceReading(0, "GPU-0", minor=0, memory=memory, processes=(ProcessEntry(7, GIB, "C"),))
+    facts = ProcessFacts(7, start, uid=1, parent=ParentFacts(6, start - 5, "bash", "bash", init=False))
     return Reading(
         time=BOOT + now,
         monotonic=now,
         boot_time=BOOT,
         boot_id="b",
         host_pid_namespace=True,
-        devices=(
-            DeviceReading(
-                0,
-                "GPU-0",
-                minor=0,
-                memory=MemoryReading(8 * GIB, 5 * GIB, 3 * GIB, 0),
-                processes=(ProcessEntry(7, GIB, "C"),),
-            ),
-        ),
+        devices=(device,),
         rows=(ProcessRow(7, start, "S", 6, 7, 7, 0, 1),),
-        facts=(ProcessFacts(7, start, uid=1, parent=ParentFacts(6, start - 5, "bash", "bash", init=False)),)
-        if not second
-        else (),
+        facts=() if second else (facts,),
         hidden=(HiddenHolder(9, start, "cuda", "x", None, (0,)),),
         agents=(Agent(7, start, 1, BOOT + now, "silent", None),),
     )
@@ -67,8 +58,7 @@ def reading(second: float) -> Reading:
 def film(tmp_path: Path) -> Path:
     """Write a recording of 100 seconds."""
     path = tmp_path / "film.jsonl"
-    lines = [encode(reading(second)) for second in range(0, 100, 2)]
-    path.write_bytes(encode_header() + b"".join(lines))
+    path.write_bytes(encode_header() + b"".join(encode(reading(second)) for second in range(0, 100, 2)))
     return path
 
 
@@ -95,7 +85,7 @@ def play(film: Path, count: int) -> tuple[list[Snapshot], list[dict[str, float]]
 def test_each_pass_begins_afresh(film: Path) -> None:
     """In the second pass a process was just seen: no fact about it is older than the process."""
     shots, known = play(film, 60)
-    (first, second) = shots[0], shots[50]
+    first, second = shots[0], shots[50]
     ages = [shot.time - shot.processes[7].start_time for shot in (first, second) if shot.time is not None]
     assert ages == [pytest.approx(AGE, abs=0.02)] * 2
     assert known[49] == {"7": pytest.approx(98)}
@@ -111,12 +101,12 @@ def test_each_pass_is_of_other_processes(film: Path) -> None:
     shots, _ = play(film, 51)
     first, second = shots[0].processes[7], shots[50].processes[7]
     assert second.pid == first.pid
-    assert second.facts is not None
-    assert second.facts.start > sure(first.facts).start
+    facts = sure(second.facts)
+    assert facts.start > sure(first.facts).start
     assert second.start_time > first.start_time
     assert [shot.agents[7].problem for shot in (shots[0], shots[50])] == ["silent", "silent"]
     (hidden,) = shots[50].devices[0].hidden or ()
-    assert hidden.start == second.facts.start
+    assert hidden.start == facts.start
 
 
 def test_each_pass_knows_whom_the_facts_are_about(tmp_path: Path) -> None:

@@ -10,13 +10,11 @@ BLANK = Snapshot(recording="film", failures={"timeout": 0})
 FRESH = replace(BLANK, serial=1, up=True, time=1000.0, failures={"timeout": 3}, recording=None)
 
 
-def board(
-    lifetime: float | None, snapshot: Snapshot, age: float = 0.0
-) -> tuple[SnapshotPublisher, list[float]]:
+def board(lifetime: float | None, shot: Snapshot, age: float = 0.0) -> tuple[SnapshotPublisher, list[float]]:
     """Make a publisher that shows a snapshot since 0, and the time of its clock."""
     now = [0.0]
     made = SnapshotPublisher(BLANK, lifetime=lifetime, clock=lambda: now[0])
-    asyncio.run(made.publish(snapshot, age))
+    asyncio.run(made.publish(shot, age))
     return made, now
 
 
@@ -27,8 +25,7 @@ def test_a_snapshot_is_shown_for_its_lifetime_only() -> None:
     assert made.snapshot is FRESH
     now[0] = 3.6
     shown = made.snapshot
-    assert shown.failure is not None
-    assert shown.failure[0] == "timeout"
+    assert (shown.failure or ("",))[0] == "timeout"
     assert shown == replace(BLANK, serial=1, time=1000.0, failure=shown.failure, failures={"timeout": 3})
     assert made.ready
 

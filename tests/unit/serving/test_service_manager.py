@@ -40,9 +40,7 @@ async def returned(classes: tuple[int, ...], opened: tuple[int, ...]) -> bool:
         ((0, 1), (errno.EACCES,), False),  # the file's own mode forbids it
     ],
 )
-def test_a_new_start_where_it_helps(
-    classes: tuple[int, ...], opened: tuple[int, ...], expected: bool
-) -> None:
+def test_a_restart_where_it_helps(classes: tuple[int, ...], opened: tuple[int, ...], expected: bool) -> None:
     """It ends for a class of devices that came after our start and is forbidden, and never in a circle."""
     assert asyncio.run(returned(classes, opened)) is expected
 

@@ -43,9 +43,7 @@ class Accounting:
 @pytest.mark.parametrize(
     ("quick", "at_once"), [(0.0, [False, False, False]), (60.0, [False, True, True])], ids=["slow", "quick"]
 )
-def test_quick_readings_in_the_loop(
-    monkeypatch: pytest.MonkeyPatch, quick: float, at_once: list[bool]
-) -> None:
+def test_readings_in_the_loop(monkeypatch: pytest.MonkeyPatch, quick: float, at_once: list[bool]) -> None:
     """The first reading, and one whose predecessor took long, are left to a thread: requests are served."""
     monkeypatch.setattr(source, "_QUICK", quick)
     accounting = Accounting()
@@ -66,8 +64,7 @@ def test_agents_that_cannot_be_added_cost_their_own_part(caplog: pytest.LogCaptu
 
     async def add_agents(reading: Reading) -> Reading:
         if failing:
-            message = "injected"
-            raise RuntimeError(message)
+            raise RuntimeError("injected")
         return replace(reading, agent_socket=SOCKET)
 
     attach = attach_agents(add_agents)

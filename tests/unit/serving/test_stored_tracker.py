@@ -91,10 +91,8 @@ def test_a_reboot_forgets_pids(tmp_path: Path, same_start: bool) -> None:
     past = stored_past(tmp_path)
     start = past.host.processes[0].start
     past.now += 20
-    booted = Process(PID, {0: Fixed(GIB)}, begin=past.now - 5, user="ann")
-    if same_start:
-        booted = Process(PID, {0: Fixed(GIB)}, begin=-900.0, user="ann")
-        assert booted.start == start
+    booted = Process(PID, {0: Fixed(GIB)}, begin=-900.0 if same_start else past.now - 5, user="ann")
+    assert (booted.start == start) is same_start
     past.host.processes = [booted]
     snapshots = []
     for _ in range(30):
@@ -103,8 +101,7 @@ def test_a_reboot_forgets_pids(tmp_path: Path, same_start: bool) -> None:
     for snapshot in restarted(tmp_path, snapshots):
         assert the_holding(snapshot).state is State.ACTIVE
         assert sure(snapshot.watched_since) >= snapshots[0].time
-    first = restarted(tmp_path, snapshots[:1])[0]
-    assert byte_seconds(first) == 0, "counters begin again with the boot"
+    assert byte_seconds(restarted(tmp_path, snapshots[:1])[0]) == 0, "counters begin again with the boot"
 
 
 def test_the_past_before_a_reboot_stays_readable(tmp_path: Path) -> None:
@@ -115,11 +112,7 @@ def test_the_past_before_a_reboot_stays_readable(tmp_path: Path) -> None:
     past.now = ended + 100
     past.host.processes = [Process(PID, {0: Fixed(2 * GIB)}, begin=past.now - 5, user="bob")]
     for _ in range(30):
-        reading = past.reading("boot-2")
-        for kind, content in past.recorder.record(reading):
-            past.process.receive(kind, content)
-        past.tracker.update(reading)
-        past.now += 1.0
+        past.sample(past.reading("boot-2"))
     past.end()
     with open_past(tmp_path) as found:
         assert {each.header["boot"] for each in found.segments()} == {BOOT_ID, "boot-2"}
@@ -145,8 +138,7 @@ class _Broken(Recorder):
     def record(self, reading: Reading) -> Iterator[tuple[bytes, bytes]]:
         """Fail from that time on."""
         if reading.monotonic >= self.fails_at:
-            message = "bug"
-            raise KeyError(message)
+            raise KeyError("bug")
         return super().record(reading)
 
 
@@ -188,11 +180,12 @@ def test_an_exporter_that_starts_does_not_say_that_it_keeps_nothing(expected: bo
 
 
 class _Watched:
-    """The health of a storage, with clocks that a test sets."""
+    """The health of a storage to which readings were sent, with clocks that a test sets."""
 
-    def __init__(self) -> None:
+    def __init__(self, sent: int = 0) -> None:
         self.now = 1000.0
         self.health = StorageHealth(2**29, 604800.0, clock=lambda: self.now, monotonic=lambda: self.now)
+        self.health.record_sent(sent)
 
     def figures(self) -> StorageFigures:
         """Return what the exporter would serve now."""
@@ -219,8 +212,7 @@ def served(figures: StorageFigures) -> dict[str, float]:
 
 def test_before_anything_is_confirmed_nothing_is_called_stored() -> None:
     """A storage of which nothing is known yet is neither up nor down, and has no size and no time."""
-    watched = _Watched()
-    watched.health.record_sent(1)
+    watched = _Watched(sent=1)
     names = "retention_limit_bytes retention_limit_seconds written_bytes_total dropped_samples_total"
     assert set(served(watched.figures())) == {*names.split(), "restarts_total"}
     watched.confirm(0, size=0)
@@ -230,8 +222,7 @@ def test_before_anything_is_confirmed_nothing_is_called_stored() -> None:
 
 def test_silence_is_not_health() -> None:
     """Who confirms no reading for 30 s does not store, whatever it said before or says else."""
-    watched = _Watched()
-    watched.health.record_sent(1)
+    watched = _Watched(sent=1)
     watched.confirm(1)
     assert watched.figures().up
     watched.now += 1000
@@ -245,8 +236,7 @@ def test_silence_is_not_health() -> None:
     watched.confirm(2)
     assert watched.figures().up
     assert watched.figures().last_error == (watched.now, NO_ANSWER), "the newest error stays known"
-    watched = _Watched()
-    watched.health.record_sent(1)
+    watched = _Watched(sent=1)
     watched.confirm(1)
     for _ in range(10):
         watched.health.record_sent(4)
@@ -257,8 +247,7 @@ def test_silence_is_not_health() -> None:
 
 def test_a_failing_disk_is_said_with_its_error() -> None:
     """While the disk fails the storage is down; old files that stay are an error, and no loss."""
-    watched = _Watched()
-    watched.health.record_sent(3)
+    watched = _Watched(sent=3)
     watched.confirm(1)
     watched.confirm(1, dropped=2, error="No space left on device")
     assert (watched.figures().up, watched.figures().dropped) == (False, 2)
@@ -267,8 +256,7 @@ def test_a_failing_disk_is_said_with_its_error() -> None:
     watched.health.record_sent(1)
     watched.confirm(2, dropped=2)
     assert (watched.figures().up, watched.figures().dropped) == (True, 2)
-    watched = _Watched()
-    watched.health.record_sent(2)
+    watched = _Watched(sent=2)
     watched.confirm(1, house_error="old files stay")
     assert watched.figures().up
     assert watched.figures().last_error == (watched.now, "old files stay")
@@ -283,8 +271,7 @@ def test_a_failing_disk_is_said_with_its_error() -> None:
 
 def test_counters_go_on_over_a_restart() -> None:
     """What was not confirmed is lost, and bytes, losses and times do not go back with a new process."""
-    watched = _Watched()
-    watched.health.record_sent(10)
+    watched = _Watched(sent=10)
     watched.confirm(6, dropped=1)
     watched.health.record_end("killed")
     assert (watched.figures().up, watched.figures().dropped, watched.figures().written) == (False, 4, 600)
@@ -302,8 +289,7 @@ def test_counters_go_on_over_a_restart() -> None:
 @pytest.mark.parametrize("ends", [1, 2, 3])
 def test_nothing_is_lost_twice(ends: int) -> None:
     """Ends that follow each other without a reading lose nothing more."""
-    watched = _Watched()
-    watched.health.record_sent(3)
+    watched = _Watched(sent=3)
     for _ in range(ends):
         watched.health.record_end("killed")
     assert watched.figures().dropped == 3
@@ -316,8 +302,7 @@ def test_a_size_that_is_not_known_any_more_is_absent() -> None:
     assert (watched.figures().size, watched.figures().oldest) == (7, 5.0)
     watched.confirm(0)
     assert (watched.figures().size, watched.figures().oldest) == (None, None)
-    watched = _Watched()
-    watched.health.record_sent(2)
+    watched = _Watched(sent=2)
     watched.confirm(1)
     watched.health.record_given_up("a bug")
     watched.confirm(2, house_error="old files stay")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.builders import device, failed, holding, snapshot
+from tests.support.builders import GIB, device, failed, holding, snapshot
 from vramledger.model.reading import HiddenHolder
 from vramledger.model.snapshot import DeviceSnapshot, Snapshot, State
 from vramledger.readers.hosts.host import Host
@@ -22,7 +22,6 @@ from vramledger.verdicts.cleanliness import (
     overall_status,
 )
 
-GIB = 2**30
 DOCKER = f"0::/system.slice/docker-{'a5' * 32}.scope"
 PODMAN = f"0::/user.slice/user-7.slice/user@7.service/libpod-{'a5' * 32}.scope"
 
@@ -119,8 +118,7 @@ def test_the_reason_without_a_driver() -> None:
 def test_a_search_without_an_end(search: SearchExtent, expected: int, named: tuple[str, ...] | None) -> None:
     """A GPU is clean only after all processes were searched for hidden holders."""
     question = SlurmQuestion(named, "", CheckTolerance())
-    empty = snapshot(device(hidden=()))
-    results = check_job_devices(empty, question, NodeJobs(), lambda _: (), search)
+    results = check_job_devices(snapshot(device(hidden=())), question, NodeJobs(), lambda _: (), search)
     assert overall_status(results) == expected
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.past import GOLDEN, shown_facts
+from tests.support.sure import sure
 from vramledger.storage.answers import answer, open_past
 from vramledger.storage.database import VERSION
 from vramledger.storage.protocol import NAME
@@ -35,8 +36,7 @@ def test_stored_moments_are_shown_as_they_were(stored: tuple[Path, dict[str, Any
     path, expected = stored
     with open_past(path, "machine-1") as past:
         for at, shown in expected["moments"].items():
-            moment = past.find(float(at))
-            assert moment is not None, at
+            moment = sure(past.find(float(at)))
             assert json.loads(json.dumps(shown_facts(compute(moment, float(at)).snapshot))) == shown
 
 
@@ -54,8 +54,7 @@ def test_an_exporter_goes_on_from_an_earlier_version(stored: tuple[Path, dict[st
     """The newest state of a version is one that today's accounting goes on from."""
     path, expected = stored
     with open_past(path) as past:
-        newest = past.newest()
-    assert newest is not None
+        newest = sure(past.newest())
     tracker, timeline = start_from(newest.header, newest.state.value)
     for entry in newest.readings:
         snapshot = advance(tracker, timeline, entry)

@@ -22,6 +22,7 @@ from tests.support.past import (
     small_host,
     status_of,
     times_in,
+    watched_past,
 )
 from tests.support.sure import sure
 from vramledger.model.reading import CgroupLimit, MemoryReading, ProcessUtilization, Reading, decode
@@ -56,8 +57,7 @@ def test_every_moment_is_what_the_exporter_published(tmp_path: Path) -> None:
 
 def test_what_is_old_is_thinned(tmp_path: Path) -> None:
     """After an hour a moment each two minutes stays, after a day each ten; the summary stays as it is."""
-    past = StoredPast(tmp_path, small_host())
-    past.watch(1900)
+    past = watched_past(tmp_path, 1900)
     past.recorder.begin_again()
     past.sample()
     past.process.flush()
@@ -119,8 +119,7 @@ def test_age_and_size_are_limited(tmp_path: Path) -> None:
     assert largest <= 400_000
     size, oldest = past.writer.usage()
     assert size <= 4 * LOG_BYTES + 60_000
-    assert oldest is not None
-    assert oldest > EPOCH
+    assert sure(oldest) > EPOCH
     assert ask_sqlite(tmp_path, "SELECT min(time) FROM holders")[0][0] >= oldest
     past.end()
     aged = StoredPast(tmp_path, small_host(), retention=HOUR)
@@ -135,19 +134,12 @@ def test_age_and_size_are_limited(tmp_path: Path) -> None:
 
 def test_a_clock_that_goes_back_loses_nothing(tmp_path: Path) -> None:
     """Both passes through a time are kept, rows of the same second stay apart, and a restart goes on."""
-    past = StoredPast(tmp_path, small_host())
-    past.watch(300)
+    past = watched_past(tmp_path, 300)
     back = 240.0
     ahead, past.now = past.now, past.now - back
     for _ in range(120):
         reading = past.reading()
-        reading = replace(reading, monotonic=reading.monotonic + back)
-        for kind, content in past.recorder.record(reading):
-            past.process.receive(kind, content)
-        snapshot = past.tracker.update(reading)
-        for kind, content in past.recorder.summarise(snapshot):
-            past.process.receive(kind, content)
-        past.now += 1.0
+        past.sample(replace(reading, monotonic=reading.monotonic + back))
     past.process.flush()
     assert ahead == 300.0
     assert len(times_in(tmp_path)) == 420
@@ -162,9 +154,7 @@ def test_files_are_private(tmp_path: Path) -> None:
     """Directory and files are for their owner alone, whatever the umask."""
     old = os.umask(0)
     try:
-        past = StoredPast(tmp_path / "a" / "past", small_host())
-        past.watch(5)
-        past.process.flush()
+        past = watched_past(tmp_path / "a" / "past", 5)
         assert names_in(tmp_path / "a" / "past") == [NAME, f"{NAME}-shm", f"{NAME}-wal"]
         modes = {stat.S_IMODE(each.stat().st_mode) for each in (tmp_path / "a" / "past").iterdir()}
     finally:
@@ -177,8 +167,7 @@ def test_files_are_private(tmp_path: Path) -> None:
 
 def test_a_time_without_an_exporter_is_said(tmp_path: Path) -> None:
     """Between two runs the last known moment is named, with the time until which nothing is stored."""
-    past = StoredPast(tmp_path, small_host())
-    past.watch(60)
+    past = watched_past(tmp_path, 60)
     past.recorder.begin_again()
     past.now += 600
     past.watch(60)
@@ -188,10 +177,8 @@ def test_a_time_without_an_exporter_is_said(tmp_path: Path) -> None:
     assert compute(sure(moment_in(tmp_path, EPOCH + 59.7)), EPOCH + 59.7).gap_until is None
     assert moment_in(tmp_path, EPOCH - 5.0) is None
     _, report = past.ask(ask="since", **ALL)
-    assert [(each["kind"], each["time"] - EPOCH) for each in report["interruptions"]] == [
-        ("exporter-ended", 59.0),
-        ("exporter-began", 660.0),
-    ]
+    times = [(each["kind"], each["time"] - EPOCH) for each in report["interruptions"]]
+    assert times == [("exporter-ended", 59.0), ("exporter-began", 660.0)]
     assert report["covered_seconds"] == 59 + 59
 
 
@@ -251,11 +238,8 @@ def test_what_is_left_out_of_a_reading_is_made_again(tmp_path: Path, reserved: i
     reading = past.reading()
     row = ProcessUtilization(4711, EPOCH - 3000.04, 0.5, 0.0, 0.0, 0.0)
     (device,) = reading.devices
-    device = replace(
-        device,
-        memory=MemoryReading(1000, free, 500, reserved),
-        process_utilization=(row, row._replace(pid=1)),
-    )
+    memory = MemoryReading(1000, free, 500, reserved)
+    device = replace(device, memory=memory, process_utilization=(row, row._replace(pid=1)))
     reading = replace(reading, time=EPOCH + 0.37, monotonic=12345.678, devices=(device,))
     assert reading.agents
     value = json.loads(json.dumps(reduce_reading(reading)))

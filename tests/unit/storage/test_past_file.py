@@ -42,16 +42,6 @@ DAY = 24 * HOUR
 ALL = {"from": 0.0, "to": 1e11}
 
 
-def again(past: StoredPast) -> bool:
-    """Do what is due in the process that stores; begin again if it says so, as the exporter does."""
-    past.messages.clear()
-    past.process.idle()
-    if not any(each[:1] == AGAIN for each in past.messages):
-        return False
-    past.recorder.begin_again()
-    return True
-
-
 @contextmanager
 def full_disk() -> Iterator[None]:
     """Let files be made but not written, as on a full disk."""
@@ -97,13 +87,6 @@ def problem_of(path: Path, ask: str) -> dict[str, Any]:
     return head
 
 
-def damage(path: Path, part: float) -> None:
-    """Overwrite a page of a file with noise."""
-    with path.open("rb+") as file:
-        file.seek(int(path.stat().st_size // 4096 * part) * 4096)
-        file.write(os.urandom(4096))
-
-
 @pytest.mark.parametrize("where", [0.0, 1 / 8, 3 / 8, 5 / 8, 7 / 8, "short", "text", "other"])
 def test_a_damaged_file_is_put_aside(tmp_path: Path, where: float | str) -> None:
     """Whatever page has noise, storing goes on: in a new file where the old one cannot be used."""
@@ -120,8 +103,9 @@ def test_a_damaged_file_is_put_aside(tmp_path: Path, where: float | str) -> None
         with closing(sqlite3.connect(file)) as connection:
             connection.execute("CREATE TABLE mine (x)")
     else:
-        assert isinstance(where, float)
-        damage(file, where)
+        with file.open("rb+") as opened:
+            opened.seek(int(file.stat().st_size // 4096 * float(where)) * 4096)
+            opened.write(os.urandom(4096))
     was_noticed = [problem_of(tmp_path, each).get("damaged") for each in ("since", "restore")]
     past = StoredPast(tmp_path, first.host)
     past.now = first.now + 5
@@ -130,7 +114,10 @@ def test_a_damaged_file_is_put_aside(tmp_path: Path, where: float | str) -> None
     if any(was_noticed):
         past.process.receive(b"C", b"")
     for _ in range(70):
-        again(past)
+        past.messages.clear()
+        past.process.idle()
+        if any(each[:1] == AGAIN for each in past.messages):
+            past.recorder.begin_again()  # as the exporter does
         past.sample()
     status = status_of(past)
     assert status["error"] is None
@@ -147,9 +134,8 @@ def test_a_wrong_bit_of_a_moment_costs_its_segment_alone(tmp_path: Path) -> None
     """Where the lines of a segment were changed nothing of it is shown, and everything else is."""
     past = watched_past(tmp_path, 1900)
     with closing(sqlite3.connect(tmp_path / NAME)) as connection:
-        number, lines = connection.execute(
-            "SELECT id, lines FROM piece ORDER BY length(lines) DESC LIMIT 1"
-        ).fetchone()
+        longest = "SELECT id, lines FROM piece ORDER BY length(lines) DESC LIMIT 1"
+        number, lines = connection.execute(longest).fetchone()
         wrong = bytearray(lines)
         wrong[len(wrong) // 2] ^= 0x04
         connection.execute("UPDATE piece SET lines = ? WHERE id = ?", (bytes(wrong), number))
@@ -170,9 +156,7 @@ def test_a_wrong_bit_of_a_moment_costs_its_segment_alone(tmp_path: Path) -> None
 @pytest.mark.parametrize("what", ["host", "version"])
 def test_another_hosts_or_a_newer_file_is_put_aside(tmp_path: Path, what: str) -> None:
     """A file of another machine or of a newer version is kept under another name, and read by nobody."""
-    past = StoredPast(tmp_path, small_host())
-    past.watch(10)
-    past.end()
+    watched_past(tmp_path, 10).end()
     assert times_in(tmp_path, "") != []
     if what == "version":
         with closing(sqlite3.connect(tmp_path / NAME)) as connection:
@@ -203,9 +187,7 @@ def test_what_is_no_plain_file_is_neither_read_nor_written(tmp_path: Path, what:
         (where / NAME).mkdir()
     with pytest.raises(RecordingError, match="not a plain file"):
         times_in(where)
-    past = StoredPast(where, small_host())
-    past.watch(5)
-    past.end()
+    watched_past(where, 5).end()
     assert secret.read_bytes() == b"x"
     assert times_in(where) == [0.0, 1.0, 2.0, 3.0, 4.0]
 
@@ -241,10 +223,7 @@ def test_root_gives_away_only_what_is_ours(tmp_path: Path) -> None:
     """Root's exporter gives its user an empty directory or one with a past, and no other."""
     require_root()
     ours, other = tmp_path / "ours", tmp_path / "other"
-    past = StoredPast(ours, small_host())
-    past.watch(5)
-    past.process.flush()
-    past.end()
+    watched_past(ours, 5).end()
     other.mkdir()
     (other / "passwords").touch()
     os.close(open_directory(ours, (65532, 65532)))
@@ -259,8 +238,7 @@ def test_the_newest_reading_is_one_that_is_on_the_disk(tmp_path: Path) -> None:
     """However often a full disk fails, no lost reading is called the newest that is stored, or stored."""
     past = StoredPast(tmp_path, small_host())
     past.sample()
-    before = status_of(past)
-    assert before["newest"] == EPOCH
+    assert status_of(past)["newest"] == EPOCH
     for failures in (1, 2, 3):
         past.sample()
         with full_disk():
@@ -304,8 +282,7 @@ def test_old_files_that_stay_are_no_loss(tmp_path: Path, caplog: pytest.LogCaptu
 def test_a_directory_that_cannot_be_read_has_no_size(tmp_path: Path) -> None:
     """When files cannot be counted, neither their size is known nor since when something is stored."""
     path = tmp_path / "past"
-    past = StoredPast(path, small_host())
-    past.sample()
+    past = watched_past(path, 1)
     assert status_of(past)["size"]
     path.rename(tmp_path / "elsewhere")
     past.now += 60
@@ -323,12 +300,8 @@ def test_a_file_system_that_becomes_read_only_costs_the_past_alone(tmp_path: Pat
     if subprocess.run(["mount", "-t", "tmpfs", "none", disk], check=False).returncode:
         do_without("a mount of tmpfs")
     try:
-        ended = StoredPast(disk / "ended", small_host())
-        ended.watch(30)
-        ended.end()
-        past = StoredPast(disk / "past", small_host())
-        past.watch(30)
-        past.end()
+        for name in ("ended", "past"):
+            watched_past(disk / name, 30).end()
         past = StoredPast(disk / "past", small_host())
         subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
         past.now = 60.0
@@ -399,8 +372,7 @@ def test_nothing_in_the_file_runs_code(tmp_path: Path) -> None:
     said = answer_or_problem(tmp_path, json.dumps({"ask": "slider", **ALL}).encode(), "machine-1")
     past.watch(10)
     for text in (json.loads(said)["error"], status_of(past)["error"]):
-        assert text is not None
-        assert re.search("unsafe use of|not authorized|prohibited", text), text
+        assert re.search("unsafe use of|not authorized|prohibited", text or ""), text
 
 
 def test_a_reader_of_hours_does_not_fill_the_disk(tmp_path: Path) -> None:

@@ -16,10 +16,8 @@ from tests.support.requirements import PROJECT
 from vramledger.model.snapshot import Snapshot, State
 from vramledger.storage.protocol import NAME
 
-QUERIES = re.findall(
-    r"```sql\n(.+?)```", (PROJECT / "exporter/docs/STORAGE.md").read_text("utf-8"), re.DOTALL
-)
-MOST, RAN, IDLE, PEAK, NOBODY = QUERIES
+DOCUMENT = (PROJECT / "exporter/docs/STORAGE.md").read_text("utf-8")
+MOST, RAN, IDLE, PEAK, NOBODY = re.findall(r"```sql\n(.+?)```", DOCUMENT, re.DOTALL)
 AWAY = 300
 SECONDS = 1500
 

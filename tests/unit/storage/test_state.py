@@ -15,6 +15,7 @@ from tests.support.agent_client import report
 from tests.support.host.model import GIB
 from tests.support.host.one_holder import NOW, START, OneHolder
 from tests.support.past import StoredPast, night
+from tests.support.sure import sure
 from vramledger.accounting.remembered import follow_clock
 from vramledger.accounting.tracker import BRIDGED, HoldingTracker
 from vramledger.accounting.work.thread_times import CpuBesideWork
@@ -118,11 +119,7 @@ def test_cpu_times_keep_their_limits() -> None:
 @pytest.mark.parametrize(
     "state",
     [
-        None,
-        [],
-        {},
-        {"tracker": {}, "timeline": {}},
-        {"~o": "os.system"},
+        None, [], {}, {"tracker": {}, "timeline": {}}, {"~o": "os.system"},
         {"version": VERSION + 1, "tracker": {}, "timeline": {}},
         {"version": VERSION, "tracker": {}},
         {"version": VERSION, "tracker": {"serial": "many"}, "timeline": {}},
@@ -257,11 +254,9 @@ def test_time_that_nobody_watched_is_charged_to_nobody() -> None:
     """Byte-seconds go on from their last value, and the time of the restart counts as unaccounted."""
     host = OneHolder()
     host.watch(30)
-    before = host.sample().devices[0].owner_usage
+    before = sure(host.sample().devices[0].owner_usage)
     host.exporter.tracker = copy_of(host.exporter.tracker)
-    after = host.sample(after=60.0).devices[0].owner_usage
-    assert before is not None
-    assert after is not None
+    after = sure(host.sample(after=60.0).devices[0].owner_usage)
     assert [each.byte_seconds for each in after.owners] == [each.byte_seconds for each in before.owners]
     assert after.uncounted == before.uncounted + 60.0
 

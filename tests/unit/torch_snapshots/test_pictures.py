@@ -33,9 +33,7 @@ from vramledger_agent.torch_snapshots.user_lines import (
 
 def stack(*frames: tuple[str, str]) -> tuple[Frame, ...]:
     """Return a stack, innermost first; files without a leading slash are PyTorch's."""
-    return tuple(
-        Frame(name if name[0] == "/" else f"{TORCH}/{name}", 1, function) for name, function in frames
-    )
+    return tuple(Frame(file if file[0] == "/" else f"{TORCH}/{file}", 1, name) for file, name in frames)
 
 
 TRAIN = ("/home/ann/train.py", "train")
@@ -99,11 +97,9 @@ def test_the_map_shows_each_byte_once(name: str, tmp_path: Path) -> None:
     assert size(found.segments) == snapshot.devices[0].reserved
     assert size(found.blocks) == snapshot.devices[0].allocated
     assert found.omitted == 0
-    cells = [(part.row, part.begin, part.end) for each in found.blocks for part in each[-1]]
-    cells.sort()
-    assert all(one[0] < other[0] or one[2] <= other[1] for one, other in pairwise(cells)), (
-        "no two blocks overlap"
-    )
+    cells = sorted((part.row, part.begin, part.end) for each in found.blocks for part in each[-1])
+    apart = [one[0] < other[0] or one[2] <= other[1] for one, other in pairwise(cells)]
+    assert all(apart), "no two blocks overlap"
     assert max(row for row, _, _ in cells) < found.rows <= 41
 
 

@@ -6,19 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.host.model import MIB
 from tests.support.sure import sure
-from tests.support.torch_snapshots import (
-    EVALUATE,
-    FORWARD,
-    HEAD,
-    LINEAR,
-    MAIN,
-    MIB,
-    STEP,
-    Heap,
-    training,
-    user,
-)  # fmt: skip
+from tests.support.torch_snapshots import EVALUATE, FORWARD, HEAD, LINEAR, MAIN, STEP, Heap, training, user
 from vramledger_agent.protocol.user_code import FRAMEWORK, LIBRARY, OWN, code_origin
 from vramledger_agent.torch_snapshots.html import BEFORE, live_bytes
 from vramledger_agent.torch_snapshots.sites import compare_snapshots, sum_by_site
@@ -51,11 +41,9 @@ def test_whose_code(filename: str, expected: int) -> None:
 
 def test_library_stands_in() -> None:
     """In a program that consists only of libraries, the libraries' lines count, not the framework's."""
-    stack = tuple(
-        Frame(*line)
-        for line in [("/v/site-packages/torch/nn/x.py", 1, "a"), ("/v/site-packages/t/y.py", 2, "b")]
-    )
-    assert user_frames(stack) == (Frame("/v/site-packages/t/y.py", 2, "b"),)
+    theirs = Frame("/v/site-packages/torch/nn/x.py", 1, "a")
+    library = Frame("/v/site-packages/t/y.py", 2, "b")
+    assert user_frames((theirs, library)) == (library,)
 
 
 def test_bytes_are_booked_on_the_users_line() -> None:
@@ -69,10 +57,9 @@ def test_bytes_are_booked_on_the_users_line() -> None:
         (Frame(*EVALUATE), 5 * MIB, 5),
     ]
     assert found[1].callers == (Frame(*EVALUATE), Frame(*MAIN))
-    snapshot = parse_snapshot(training(5))
     (device,) = snapshot.devices
     assert (device.reserved, device.allocated, device.largest_free) == (363 * MIB, 331 * MIB, 32 * MIB)
-    assert sum(site.size for site in sum_by_site(snapshot.blocks)) == device.allocated
+    assert sum(site.size for site in found) == device.allocated
 
 
 def test_leak_is_named() -> None:
@@ -138,10 +125,9 @@ def test_course_ends_at_what_lives(steps: list[tuple[int, bool]]) -> None:
             held.append(heap.allocate(size, LINEAR + user(STEP if size % 2 else FORWARD)))
     snapshot = parse_snapshot(heap.snapshot())
     told = live_bytes(snapshot, 0)
-    if not steps:
-        assert told is None
+    assert (told is None) == (not steps)
+    if told is None:
         return
-    assert told is not None
     assert sum(values[-1] for _, values in told.bands) == snapshot.devices[0].allocated
     assert all(value >= 0 for _, values in told.bands for value in values)
     assert dict(told.bands)[BEFORE][0] == 100

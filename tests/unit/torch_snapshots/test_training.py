@@ -13,21 +13,15 @@ from vramledger_agent.errors import SnapshotError
 from vramledger_agent.torch_snapshots.snapshot import parse_snapshot
 from vramledger_agent.torch_snapshots.text import snapshot_text, training_text
 
-PEAK = {
-    "bytes": 9 * MIB,
-    "categories": {"parameters": 2 * MIB, "gradients": 3 * MIB, "optimizer": 0, "activations": 4 * MIB},
-}
+CATEGORIES = {"parameters": 2 * MIB, "gradients": 3 * MIB, "optimizer": 0, "activations": 4 * MIB}
+PEAK = {"bytes": 9 * MIB, "categories": CATEGORIES}
 STEP = {
     "whole": True, "finished": True, "batch": 64,
     "phases": {"forward": PEAK, "backward": PEAK, "optimizer": PEAK}, "gradients_before_backward": 3 * MIB,
 }  # fmt: skip
 FRAME = {"filename": "/home/ann/train.py", "line": 7, "name": "build"}
-CYCLE = {
-    "bytes": 5 * MIB,
-    "cycles": 2,
-    "count": 3,
-    "objects": [{"type": "function", "file": "/home/ann/train.py", "line": 9, "function": "<lambda>"}],
-}
+MAKER = {"type": "function", "file": "/home/ann/train.py", "line": 9, "function": "<lambda>"}
+CYCLE = {"bytes": 5 * MIB, "cycles": 2, "count": 3, "objects": [MAKER]}
 ADDED: dict[str, Any] = {
     "version": 1,
     "from_start": False,

@@ -55,10 +55,8 @@ def contrast(one: str, other: str) -> float:
 
 def seen(colour: str, vision: str) -> Triple:
     """Return a colour as CIE Lab, as a kind of vision sees it."""
-    rgb = linear(colour)
-    red, green, blue = (
-        min(1.0, max(0.0, sum(a * b for a, b in zip(row, rgb, strict=True)))) for row in VISIONS[vision]
-    )
+    shares = (sum(a * b for a, b in zip(row, linear(colour), strict=True)) for row in VISIONS[vision])
+    red, green, blue = (min(1.0, max(0.0, each)) for each in shares)
     x = _root((0.4124 * red + 0.3576 * green + 0.1805 * blue) / 0.95047)
     y = _root(0.2126 * red + 0.7152 * green + 0.0722 * blue)
     z = _root((0.0193 * red + 0.1192 * green + 0.9505 * blue) / 1.08883)
@@ -102,13 +100,10 @@ def test_the_distance_is_the_published_one() -> None:
 
 def test_every_part_of_a_ledger_has_a_look() -> None:
     """All parts have a colour, in both sets in one order; wasted states differ by texture too."""
-    assert set(PARTS) == {state.value for state in State} | {
-        *("unattributed", "operating_system", "driver_reserved", "free")
-    }
-    textures = [
-        PARTS[state].texture for state in ("active", "idle", "stopped", "orphaned", "zombie", "stuck", "dead")
-    ]
-    assert len(set(textures)) == len(textures)
+    others = {"unattributed", "operating_system", "driver_reserved", "free"}
+    assert set(PARTS) == {state.value for state in State} | others
+    states = "active idle stopped orphaned zombie stuck dead".split()
+    assert len({PARTS[state].texture for state in states}) == len(states)
     assert list(GRAFANA) == list(PARTS)
 
 

@@ -36,10 +36,7 @@ from vramledger_agent.protocol.distributed_ranks import add_node, name_file
 
 SECRET = re.compile(r"(?i)merger|quince|/home/|\b4711\b")
 NAMES = HiddenNames(b"key")
-PARENT = ParentFacts(
-    5, 1, "merger-launch", "merger-run.py", init=False, uid=4711, user="quince", program="mergerd"
-)
-
+PARENT = ParentFacts(5, 1, "merger", "merger-run.py", init=False, uid=4711, user="quince", program="mergerd")
 RESERVED = Reservation("slurm", "7", "slurm", held=True, user="quince")
 
 
@@ -54,9 +51,8 @@ def full() -> Snapshot:
     )  # fmt: skip
     why = "its parent merger-run.py (pid 5) was seen alive and has ended; merger (pid 1) of quince adopted it"
     left = created(9, "quince", 1.0)
-    uncharged = UnchargedBytes(
-        GIB, GIB, 0, Grade.INFERRED, f"NVML charges 0 MiB; 1.0 GiB {left}; pid 7 still has them"
-    )
+    said = f"NVML charges 0 MiB; 1.0 GiB {left}; pid 7 still has them"
+    uncharged = UnchargedBytes(GIB, GIB, 0, Grade.INFERRED, said)
     held = replace(builders.holding(7, 3 * GIB, State.ORPHANED), why=why, uncharged=uncharged)
     one = replace(
         builders.device(0, [held]),
@@ -64,15 +60,11 @@ def full() -> Snapshot:
         undivided=UndividedBytes(GIB, (7,), State.ORPHANED, wasted=False, owner=("user", "quince")),
         left=(LeftBytes(9, "quince", 1.0, 1, 2, (7,), left),),
         limits=(OwnerLimit("user", "quince", "/user.slice/user-4711.slice", GIB, 1, 1, 1),),
-        reservation_status=ReservationStatus(
-            (Reservation("slurm", "7", "slurm", True, "quince"),), (), ("slurm",)
-        ),
+        reservation_status=ReservationStatus((RESERVED,), (), ("slurm",)),
     )
-    reported = ReportedRank(0, 2, meets)
-    processes = {7: ProcessSnapshot(7, 1.0, facts, first=facts, reported_rank=reported)}
-    return replace(
-        builders.snapshot(one), processes=processes, ooms=(OwnerOoms("user", "quince", "torch", 1, 1.0),)
-    )
+    known = ProcessSnapshot(7, 1.0, facts, first=facts, reported_rank=ReportedRank(0, 2, meets))
+    ooms = (OwnerOoms("user", "quince", "torch", 1, 1.0),)
+    return replace(builders.snapshot(one), processes={7: known}, ooms=ooms)
 
 
 def texts(snapshot: Snapshot) -> dict[str, str]:
@@ -87,8 +79,7 @@ def texts(snapshot: Snapshot) -> dict[str, str]:
 
 def test_nothing_that_is_written_has_a_name() -> None:
     """No metric, JSON, row or evidence has a user, a program or a path; owners stay apart."""
-    shown = texts(full())
-    assert all(SECRET.search(text) for text in shown.values()), "each of them has names otherwise"
+    assert all(SECRET.search(text) for text in texts(full()).values()), "each of them has names otherwise"
     hidden = texts(NAMES.snapshot(full()))
     assert {name: SECRET.findall(text) for name, text in hidden.items() if SECRET.search(text)} == {}
     assert all(NAMES.user("quince") in text for text in hidden.values())
@@ -99,8 +90,7 @@ def test_a_report_has_stand_ins() -> None:
     mark = {"owner": "user quince", "command": "merger.py", "kind": "oom"}
     owner = {"owner_type": "user", "owner": "quince", "users": ["quince"]}
     pod = {"owner_type": "pod", "owner": "ml/train", "users": ["quince"]}
-    report = {"owners": [owner, pod], "leftovers": [mark], "ooms": [mark], "interruptions": []}
-    hidden = NAMES.report(report)
+    hidden = NAMES.report({"owners": [owner, pod], "leftovers": [mark], "ooms": [mark], "interruptions": []})
     assert SECRET.findall(json.dumps(hidden)) == []
     assert [each["owner"] for each in hidden["owners"]] == [NAMES.user("quince"), "ml/train"]
     assert hidden["ooms"][0]["owner"] == f"user {NAMES.user('quince')}"

@@ -11,9 +11,7 @@ from vramledger.model.reading import Owner, Reading, decode, encode
 from vramledger.model.snapshot import ProcessSnapshot, Snapshot, State
 from vramledger.views.table import render_table
 
-POD = Owner(
-    "pod", "ml/train-0", namespace="ml", pod="train-0", container="main", notebook="/home/ada/gan.ipynb"
-)
+POD = Owner("pod", "ml/train-0", namespace="ml", pod="train-0", container="main", notebook="/ada/gan.ipynb")
 
 
 def owned(owner: Owner | None, user: str | None = "ada") -> Snapshot:
@@ -25,12 +23,8 @@ def owned(owner: Owner | None, user: str | None = "ada") -> Snapshot:
 
 def labels(snapshot: Snapshot) -> dict[str, str]:
     """Return the labels of the only process."""
-    ((family, ((values, _),)),) = [
-        (family, samples)
-        for family, samples in processes.collect(snapshot, 0)
-        if family is processes.PROCESS_INFO
-    ]
-    return dict(zip(family.labels, values, strict=True))
+    ((values, _),) = dict(processes.collect(snapshot, 0))[processes.PROCESS_INFO]
+    return dict(zip(processes.PROCESS_INFO.labels, values, strict=True))
 
 
 def test_the_owner_fills_its_labels() -> None:

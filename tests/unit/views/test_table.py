@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 
 from tests.support.builders import (
+    GIB,
     MIB,
     RESERVED,
     TOTAL,
@@ -46,11 +47,8 @@ def test_uncharged_memory_is_shown_beside_what_nvml_charges() -> None:
     """A holder shows all that it has, or how much more it can have; below the ledger is who shares what."""
     left = LeftBytes(694, "alice", 0.0, 4096 * MIB, 4096 * MIB, (8, 9), "created by pid 694 of alice")
     shared = UndividedBytes(4096 * MIB, (8, 9), State.ACTIVE, False, None)
-    several = managed(0, 4096 * MIB)
-    one = device(
-        0, [holding(7, uncharged=managed(2048 * MIB)), holding(8, uncharged=several)], undivided=shared
-    )
-    table = render_table(snapshot(replace(one, left=(left,))))
+    held = [holding(7, uncharged=managed(2048 * MIB)), holding(8, uncharged=managed(0, 4096 * MIB))]
+    table = render_table(snapshot(replace(device(0, held, undivided=shared), left=(left,))))
     assert "2.50 GiB (2.00 GiB uncharged)" in table
     assert "0.50 GiB (up to 4.00 GiB more)" in table
     assert "undivided: 4.00 GiB that NVML charges to nobody are in one or several of pid 8, 9" in table
@@ -79,9 +77,7 @@ def test_every_step_balances() -> None:
     times, memory = told(timeline)
     assert times == [BEGIN, BEGIN + 5, BEGIN + 10, BEGIN + 15]
     for place in range(len(times)):
-        parts = [
-            column[place] for name, column in memory.items() if name not in ("total", "operating_system")
-        ]
+        parts = [memory[name][place] for name in memory if name not in ("total", "operating_system")]
         assert sum(parts) == memory["total"][place] == TOTAL
     assert memory["operating_system"] == [None] * len(times)
 
@@ -141,9 +137,6 @@ def test_growth_is_over_the_last_quarter_of_an_hour() -> None:
     assert growth == HoldingGrowth(int(growth.seconds) * 1024, growth.seconds)
 
 
-GIB = 1024 * MIB
-
-
 @pytest.mark.parametrize("working", [True, False, None])
 @pytest.mark.parametrize("state", State)
 def test_every_state_but_active_has_a_remedy(state: State, *, working: bool | None) -> None:
@@ -175,9 +168,8 @@ def test_an_idle_holder_learns_of_its_policy(framework: str, policy: str, says: 
 
 def test_a_notebook_is_shut_down_by_its_user() -> None:
     """No sentence says to kill a notebook's kernel from outside."""
-    known = process(7)
-    assert known.facts is not None
-    known = replace(known, facts=structs.replace(known.facts, owner=Owner("user", "ada", notebook="a.ipynb")))
+    owner = Owner("user", "ada", notebook="a.ipynb")
+    known = replace(process(7), facts=structs.replace(sure(process(7).facts), owner=owner))
     todo = remedy(holding(7, state=State.IDLE), known, device(0))
     assert todo == "Ask its user to shut the notebook's kernel down."
 

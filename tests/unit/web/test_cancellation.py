@@ -7,9 +7,7 @@ import pytest
 from vramledger.web import cancellation
 
 
-async def test_a_task_that_swallows_its_cancellation_is_cancelled_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_who_swallows_a_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """If something swallows a cancellation, as asyncio.wait_for may, the task still ends."""
     monkeypatch.setattr(cancellation, "_REPEAT_AFTER", 0.01)
 
@@ -41,8 +39,7 @@ async def test_a_background_task_ends_with_its_block() -> None:
         async with cancellation.background_task(work()):
             await asyncio.sleep(0)
             assert running == [True]
-            message = "torn"
-            raise ValueError(message)
+            raise ValueError("torn")
 
     with pytest.raises(ValueError, match="torn"):
         await fail()

@@ -94,10 +94,9 @@ def join(
     """Join with one holder, who has these bytes on its devices."""
     devices = [device(index, [holding(101, size)]) for index, size in enumerate(sizes)]
     reading = Reading(1.0, 1.0, kv_caches=told)
-    joined: dict[int, KvCache] = join_holder_facts(reading, {101: row}, devices, {101} if reused else ()).get(
-        "kv_caches", {}
-    )
-    return joined
+    joined = join_holder_facts(reading, {101: row}, devices, {101} if reused else ())
+    caches: dict[int, KvCache] = joined.get("kv_caches", {})
+    return caches
 
 
 def test_a_holder_has_the_cache_that_is_told_of_it() -> None:
@@ -179,18 +178,15 @@ def test_facts_of_the_old_program_are_none_of_the_new_one() -> None:
     """Libraries, settings and signs belong to a program; the owner to the process."""
     host = Executing()
     host.look(2)
-    pod = Owner("pod", "team/train", "team", "train", "main")
-    old = host.executed(
-        OLD, command="a.py", libraries=("torch",), settings=(("A", "1"),), signs=("LOCAL_RANK",), owner=pod
-    )
+    told = {"settings": (("A", "1"),), "signs": ("LOCAL_RANK",), "owner": POD}
+    old = host.executed(OLD, command="a.py", libraries=("torch",), **told)
     assert sure(old.facts).libraries == ("torch",)
-    bare = Owner("pod", "1f3a2c64-8f0e-4c2e-9d53-0d8f4a5a7a01", pod="1f3a2c64-8f0e-4c2e-9d53-0d8f4a5a7a01")
+    bare = Owner("pod", UID, pod=UID)
     new = host.executed(NEW, command="b.py", libraries=(), denied=("environ",), owner=bare)
     assert new.facts == new.first
-    assert new.facts is not None
-    for known in (new.facts.libraries, new.facts.settings, new.facts.signs):
-        assert known == ()
-    assert (new.facts.command, new.facts.owner) == ("b.py", pod)
+    known = sure(new.facts)
+    assert (known.libraries, known.settings, known.signs) == ((), (), ())
+    assert (known.command, known.owner) == ("b.py", POD)
 
 
 def test_a_program_that_takes_memory_late_is_active_since_then() -> None:

@@ -85,16 +85,13 @@ ANONYMOUS = b"7f0c5e600000-7f0c5e8a2000 rw-p 00000000 00:00 0 \n7ffd0-7ffd1 rw-p
 EMPTY_CARD = MemoryPattern(518 * MIB, H200, watched=True, jump=518 * MIB, left=142_000 * MIB)
 """A context has appeared on an H200, and nothing else."""
 TF, JAX, TORCH = "libtensorflow", "xla_cuda_plugin", "libtorch_cuda"
-ENVIRONMENTS = st.lists(
-    st.tuples(st.sampled_from([*SETTINGS, "TOKEN"]).map(str.encode), st.binary(max_size=300))
-)
+NAMES = st.sampled_from([*SETTINGS, "TOKEN"]).map(str.encode)
+ENVIRONMENTS = st.lists(st.tuples(NAMES, st.binary(max_size=300)))
 
 
 def mapping(path: str) -> bytes:
     """Write the line of a ``maps`` as the kernel does."""
-    return (
-        "7f0c5e600000-7f0c5e8a2000 r-xp 00000000 fd:01 1049".ljust(73).encode() + b"/" + path.encode() + b"\n"
-    )
+    return "7f0c5e600000-7f0c5e8a2000 r-xp 00000000 fd:01 1049".ljust(73).encode() + f"/{path}\n".encode()
 
 
 @pytest.mark.parametrize(("path", "framework"), PATHS)
@@ -120,8 +117,7 @@ def test_every_library_has_a_path_here() -> None:
 
 def taken(memory: int, total: int = 143_771, left: int | None = None) -> MemoryPattern:
     """Take this number of MiB at once after a context, while the exporter watches."""
-    before = MemoryPattern(518 * MIB, total * MIB, watched=True, jump=518 * MIB, left=(total - 518) * MIB)
-    return before.after_change(memory * MIB, (total - memory if left is None else left) * MIB)
+    return stepwise(total=total).after_change(memory * MIB, (total - memory if left is None else left) * MIB)
 
 
 def stepwise(*sizes: int, total: int = 143_771) -> MemoryPattern:
@@ -170,15 +166,11 @@ def found_late(memory: int, total: int = 143_771) -> MemoryPattern:
         ((TORCH,), {}, stepwise(10_954), "torch caching default"),
         ((TORCH,), {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}, None, "torch caching default"),
         ((TORCH,), {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, None, "torch caching environ"),
-        (
-            (TORCH,), {"PYTORCH_CUDA_ALLOC_CONF": "backend: cudaMallocAsync"},
-            None, "torch cuda_malloc_async environ",
-        ),
-        (
-            (TORCH,),
-            {"PYTORCH_CUDA_ALLOC_CONF": "backend:native", "PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"},
-            None, "torch caching environ",
-        ),
+        ((TORCH,), {"PYTORCH_CUDA_ALLOC_CONF": "backend: cudaMallocAsync"}, None,
+         "torch cuda_malloc_async environ"),
+        ((TORCH,),
+         {"PYTORCH_CUDA_ALLOC_CONF": "backend:native", "PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"},
+         None, "torch caching environ"),
         ((TORCH,), {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, None, "torch platform environ"),
         # several at once
         ((TORCH, "libnvinfer", "libcuda"), {}, stepwise(9_000), "torch caching default"),
@@ -195,11 +187,8 @@ def found_late(memory: int, total: int = 143_771) -> MemoryPattern:
         ((TF, JAX), {}, None, "unknown unknown none"),
         ((TF, JAX), {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}, stepwise(4_618), "tensorflow growth environ"),
         ((TF, JAX), {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, stepwise(522), "jax growth environ"),
-        (
-            (TF, JAX),
-            {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"},
-            stepwise(522), "unknown unknown none",
-        ),
+        ((TF, JAX), {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"},
+         stepwise(522), "unknown unknown none"),
         ((TORCH, TF, JAX), {}, stepwise(9_000), "torch caching default"),
         (("cupy", "librmm"), {}, stepwise(9_000), "rmm unknown none"),
         (("vllm", TORCH), {}, taken(129_000), "vllm fraction default"),
@@ -225,9 +214,7 @@ def test_verdicts(
 
 def test_what_is_a_preallocation() -> None:
     """Not the last bytes of a full card, nor doubling; the fullest device decides."""
-    pattern = MemoryPattern(518 * MIB, H200, watched=True, jump=518 * MIB, left=5_000 * MIB).after_change(
-        5_400 * MIB, 100 * MIB
-    )
+    pattern = EMPTY_CARD._replace(left=5_000 * MIB).after_change(5_400 * MIB, 100 * MIB)
     assert classify((TF,), (), (pattern,)).policy == "unknown"
     assert classify((TF,), (), (stepwise(9_000, 18_000, 36_000, 72_000, 141_000),)).policy == "growth"
     assert classify((JAX,), (), (EMPTY_CARD, taken(107_986), EMPTY_CARD)).policy == "fraction"
@@ -278,14 +265,16 @@ def facts(host: OneHolder, *libraries: str, **changes: object) -> tuple[ProcessF
     return (replace(ProcessFacts(7, host.holder.start, user="ann", libraries=libraries), **changes),)
 
 
-def appear(host: OneHolder, framework: str, memory: int = 518 * MIB) -> None:
-    """Let the holder start while the exporter watches, with the libraries of a framework."""
+def appeared(framework: str, memory: int = 518 * MIB) -> OneHolder:
+    """Return a host whose holder has started while the exporter watched, with a framework's libraries."""
+    host = OneHolder()
     host.holder.begin = inf
     host.sample()
     host.holder.framework = framework
     host.holder.begin = host.now
     host.program.memory = memory
     host.sample()
+    return host
 
 
 def process(host: OneHolder, **changes: Any) -> ProcessSnapshot:  # noqa: ANN401 any field of a reading
@@ -295,13 +284,11 @@ def process(host: OneHolder, **changes: Any) -> ProcessSnapshot:  # noqa: ANN401
 
 def test_a_jump_that_was_seen_is_evidence() -> None:
     """Nearly everything in one sample, or at once with a holder that came, is a preallocation."""
-    host = OneHolder()
-    appear(host, "tensorflow")
+    host = appeared("tensorflow")
     assert process(host).policy.policy == "unknown"
     host.program.memory = 78 * GIB
     assert process(host).policy[:3] == ("tensorflow", "preallocate", "pattern")
-    host = OneHolder()
-    appear(host, "cuda", memory=73 * GIB)
+    host = appeared("cuda", memory=73 * GIB)
     assert process(host).policy[:2] == ("cuda", "preallocate")
 
 
@@ -321,8 +308,7 @@ def test_a_holding_that_was_there_before_us_did_not_jump(*, gap: bool) -> None:
 
 def test_a_settled_verdict_becomes_a_label_and_stays() -> None:
     """For a minute the info has no framework; then it has one, and no later pattern changes the series."""
-    host = OneHolder()
-    appear(host, "jax")
+    host = appeared("jax")
     for size in (1, 2, 3):
         host.program.memory = size * GIB
         host.sample()
@@ -331,19 +317,16 @@ def test_a_settled_verdict_becomes_a_label_and_stays() -> None:
     host.program.memory = 63 * GIB
     later = [process(host) for _ in range(int(SETTLED_AFTER) + 10)]
     assert later[-1].policy[:3] == ("jax", "fraction", "pattern")
-    assert list(dict.fromkeys([*seen, *(each.settled for each in later)])) == [
-        ("", ""), ("jax", ""), ("jax", "growth"),
-    ]  # fmt: skip
+    shown = dict.fromkeys([*seen, *(each.settled for each in later)])
+    assert list(shown) == [("", ""), ("jax", ""), ("jax", "growth")]
 
 
 def test_what_the_environment_says_needs_no_second_minute() -> None:
     """What cannot change is a label with the framework; a program that loads torch late gets that then."""
-    host = OneHolder()
-    appear(host, "torch")
+    host = appeared("torch")
     seen = [process(host).settled for _ in range(int(SETTLED_AFTER) + 5)]
     assert list(dict.fromkeys(seen)) == [("", ""), ("torch", "caching")]
-    host = OneHolder()
-    appear(host, "cuda")
+    host = appeared("cuda")
     for _ in range(int(SETTLED_AFTER) + 5):
         host.sample()
     assert process(host).settled == ("cuda", "")
@@ -352,8 +335,7 @@ def test_what_the_environment_says_needs_no_second_minute() -> None:
 
 def test_an_environment_that_was_read_once_is_remembered() -> None:
     """What a program overwrites with its title stays known: signs, rank, service, notebook."""
-    host = OneHolder()
-    appear(host, "torch")
+    host = appeared("torch")
     read = facts(
         host, "libtorch_cuda", signs=("LOCAL_RANK", "title"), rank=Rank(1, 4, "run"), service_main=True,
         owner=Owner("user", "ann", notebook="a.ipynb"),
@@ -367,8 +349,7 @@ def test_an_environment_that_was_read_once_is_remembered() -> None:
 
 def test_a_parents_signs_that_were_read_once_are_remembered() -> None:
     """What the same parent may have passed on stays known."""
-    host = OneHolder()
-    appear(host, "torch")
+    host = appeared("torch")
     host.sample(facts=facts(host, parent=SHELL._replace(signs=("LOCAL_RANK",))))
     after = process(host, facts=facts(host, parent=SHELL._replace(signs=None))).facts
     other = process(host, facts=facts(host, parent=SHELL._replace(pid=401, signs=None))).facts
@@ -378,14 +359,12 @@ def test_a_parents_signs_that_were_read_once_are_remembered() -> None:
 
 def test_a_later_look_that_sees_nothing_takes_nothing_away() -> None:
     """Who has ended or is stuck keeps its framework; another process with the pid inherits nothing."""
-    host = OneHolder()
-    appear(host, "torch")
+    host = appeared("torch")
     settings = (("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync"),)
     host.sample(facts=facts(host, "libtorch_cuda", settings=settings))
     for blind in (facts(host), facts(host, libraries=None, denied=("environ", "maps"))):
         assert process(host, facts=blind).policy[:2] == ("torch", "cuda_malloc_async")
-    host = OneHolder()
-    appear(host, "torch")
+    host = appeared("torch")
     host.holder.end = host.now
     host.reuse_pid(GIB)
     host.holder.framework = "tensorflow"
@@ -394,8 +373,7 @@ def test_a_later_look_that_sees_nothing_takes_nothing_away() -> None:
 
 def test_the_table_shows_a_verdict() -> None:
     """The table names framework and policy; one without frameworks has no column for them."""
-    host = OneHolder()
-    appear(host, "torch")
+    host = appeared("torch")
     table = render_table(host.sample())
     assert " FRAMEWORK " in table
     assert " torch/caching " in table

@@ -25,8 +25,6 @@ INIT = ParentFacts(1, 1, "systemd", "systemd", init=True)
 PYTHON = ParentFacts(500, 50, "python3", "train.py", init=False)
 ROW = ProcessRow(1000, 100, "S", 1, 1000, 400, 0, 3)
 """A process that leads its own group in a shell's session, adopted by pid 1."""
-
-
 ADOPTED = Ties(1000, 100, adopted=True, worker=False)
 WORKER = ADOPTED._replace(worker=True, severed=2)
 """What ties a process that was adopted: nothing is known of it, or it is a worker without a launcher."""
@@ -53,10 +51,8 @@ def job(parent: ParentFacts | None = INIT, **known: Any) -> ProcessFacts:  # noq
 def test_the_name_of_a_parent_decides_nothing(comm: str) -> None:
     """That a parent was seen alive and has ended is inferred, whatever it was called."""
     starter = ParentFacts(500, 50, comm, comm, init=False)
-    assert judge(ADOPTED, PLAIN, first=starter) == (
-        Grade.INFERRED,
-        f"its parent {comm} (pid 500) was seen alive and has ended; systemd (pid 1) has adopted it",
-    )
+    why = f"its parent {comm} (pid 500) was seen alive and has ended; systemd (pid 1) has adopted it"
+    assert judge(ADOPTED, PLAIN, first=starter) == (Grade.INFERRED, why)
 
 
 @pytest.mark.parametrize("first", [INIT, PYTHON])
@@ -92,11 +88,8 @@ def test_every_doubt_makes_it_inferred(doubt: dict[str, Any], first: ParentFacts
 @pytest.mark.parametrize("severed", [0, 3])
 def test_without_signs_of_its_own_nothing_is_proven(severed: int) -> None:
     """A severed pipe alone says nothing: a server loses its clients."""
-    found = judge(ADOPTED._replace(severed=severed), PLAIN, job(leader_alive=False))
-    assert found == (
-        Grade.INFERRED,
-        "the leader of its process group (pid 900) has ended; systemd (pid 1) has adopted it",
-    )
+    why = "the leader of its process group (pid 900) has ended; systemd (pid 1) has adopted it"
+    assert judge(ADOPTED._replace(severed=severed), PLAIN, job(leader_alive=False)) == (Grade.INFERRED, why)
 
 
 @pytest.mark.parametrize(
@@ -168,23 +161,23 @@ def test_the_first_state_that_applies_wins() -> None:
     assert "not reaped" in state_of("Z", None)[1]
 
 
-def stuck_since_now() -> OneHolder:
-    """Return a host whose holder sleeps in the driver from its next sample on."""
+def meeting(*fates: Fate) -> OneHolder:
+    """Return a host whose holder meets these fates at its next sample."""
     host = OneHolder()
     host.sample()
-    host.holder.fates = {"stuck": host.now + 1}
+    host.holder.fates = dict.fromkeys(fates, host.now + 1)
     return host
 
 
 def test_a_thread_that_sleeps_in_the_driver_for_a_minute_is_stuck() -> None:
     """Stuck is who sleeps there for more than a minute, with the function as evidence, until it wakes."""
-    host = stuck_since_now()
+    host = meeting("stuck")
     assert host.watch(61).state is not State.STUCK
     holding = host.watch(1)
     assert holding.state is State.STUCK
     assert holding.why.startswith(f"thread {PID + 1} has slept in the driver (os_acquire_mutex)")
     assert holding.wasted
-    host = stuck_since_now()
+    host = meeting("stuck")
     assert host.watch(70).state is State.STUCK
     host.holder.fates = {}
     assert host.watch(1).state is not State.STUCK
@@ -206,13 +199,10 @@ def test_the_longest_wait_of_a_process_counts() -> None:
 
 def test_the_xid_errors_of_the_gpu_are_part_of_the_evidence() -> None:
     """XID errors stand beside the wait; a zombie with a thread that sleeps in the driver says that too."""
-    host = stuck_since_now()
+    host = meeting("stuck")
     host.sample(events=(XidEvent(host.gpu.uuid(host.now), 79, 0.0),))
     assert host.watch(70).why.endswith("this GPU has had XID 79")
-    host = OneHolder()
-    host.sample()
-    host.holder.fates = {"headless": host.now + 1, "stuck": host.now + 1}
-    holding = host.watch(70)
+    holding = meeting("headless", "stuck").watch(70)
     assert holding.state is State.ZOMBIE
     assert "has slept in the driver (os_acquire_mutex)" in holding.why
 
@@ -226,8 +216,7 @@ def sample(host: OneHolder, *, uses_gpu: bool | None, **changes: Any) -> DeviceS
 
 def test_bytes_under_the_pid_of_a_program_without_a_gpu_are_dead() -> None:
     """The holder has ended, also at the first sample; nobody else is blamed or shown, in no later sample."""
-    host = OneHolder()
-    device = sample(host, uses_gpu=False)
+    device = sample(OneHolder(), uses_gpu=False)
     (holding,) = device.holdings
     assert holding.state is State.DEAD
     assert "does not use the GPU" in holding.why
@@ -258,15 +247,13 @@ def test_a_program_that_begins_to_use_a_gpu_is_a_holder_from_then_on() -> None:
 
 def test_who_is_no_bystander() -> None:
     """Nobody is, where pids are not the host's, or we see no device file, and no zombie."""
-    host = OneHolder()
-    (holding,) = sample(host, uses_gpu=False, host_pid_namespace=None).holdings
+    (holding,) = sample(OneHolder(), uses_gpu=False, host_pid_namespace=None).holdings
     assert holding.state is State.UNKNOWN
     host = OneHolder()
     host.holder.fates = {"zombie": host.now}
     (holding,) = sample(host, uses_gpu=False).holdings
     assert holding.state is State.ZOMBIE
-    host = OneHolder()
-    (holding,) = sample(host, uses_gpu=False, device_files=False).holdings
+    (holding,) = sample(OneHolder(), uses_gpu=False, device_files=False).holdings
     assert holding.state is State.ACTIVE
 
 
@@ -294,8 +281,7 @@ def test_what_lasts_less_than_five_seconds_is_told_nowhere(fate: Fate) -> None:
     """State, waste and timeline are as before, and the evidence says what is seen so far."""
     host = watched(fate)
     before = summarise(host.sample(after=0.0), {})
-    shots = [host.sample() for _ in range(5)]
-    for shot in shots:
+    for shot in [host.sample() for _ in range(5)]:
         (holding,) = shot.devices[0].holdings
         assert holding.state is State.ACTIVE
         assert "so far: " in holding.why
@@ -352,9 +338,7 @@ def test_a_main_thread_that_has_ended_makes_no_zombie_of_threads_that_work() -> 
 
 def test_an_idle_program_whose_launcher_has_ended_is_idle() -> None:
     """What is proven is told before what is only inferred, and the evidence has both."""
-    host = OneHolder()
-    host.sample()
-    host.holder.fates = {"orphaned": host.now + 1}
+    host = meeting("orphaned")
     ties = Ties(PID, host.holder.start, adopted=True, worker=True)
     for _ in range(15):
         shot = host.sample(ties=(ties,))
@@ -362,14 +346,6 @@ def test_an_idle_program_whose_launcher_has_ended_is_idle() -> None:
     assert holding.state is State.IDLE
     assert holding.grade is not Grade.INFERRED
     assert "was seen alive and has ended" in holding.why
-
-
-def orphaned() -> OneHolder:
-    """Return a host whose holder has just lost its owner: it is an orphan from the next sample on."""
-    host = OneHolder()
-    host.sample()
-    host.holder.fates = {"unowned": host.now}
-    return host
 
 
 def wasted_seconds(shot: Snapshot) -> list[float | None]:
@@ -386,20 +362,20 @@ def watch_at_work(host: OneHolder, seconds: int) -> Holding:
 
 def test_an_orphan_that_works_or_may_work_wastes_nothing() -> None:
     """Whether it works, or that this is not known, is said, also long after its work."""
-    host = orphaned()
+    host = meeting("unowned")
     holding = watch_at_work(host, 60)
     assert holding.state is State.ORPHANED
     assert holding.why.endswith("; it still works on the GPU")
     assert holding.working is True
     assert not holding.wasted
     assert wasted_seconds(host.sample()) == [None]
-    host = orphaned()
+    host = meeting("unowned")
     host.say_nothing_of_work()
     holding = host.watch(60)
     assert (holding.state, holding.working) == (State.ORPHANED, None)
     assert not holding.wasted
     assert holding.why.endswith("; whether it works on the GPU is not known")
-    host = orphaned()
+    host = meeting("unowned")
     watch_at_work(host, 5)
     host.say_nothing_of_work()
     holding = host.watch(30)
@@ -409,7 +385,7 @@ def test_an_orphan_that_works_or_may_work_wastes_nothing() -> None:
 
 def test_an_orphan_that_stops_working_wastes_its_memory_from_the_idle_threshold_on() -> None:
     """Quiet by every sample for the threshold, its bytes are wasted, and its owner is charged for that."""
-    host = orphaned()
+    host = meeting("unowned")
     watch_at_work(host, 5)
     host.program.work = 0.0
     assert host.watch(9).working is True
@@ -434,8 +410,7 @@ def test_an_orphan_that_stops_working_wastes_its_memory_from_the_idle_threshold_
 )
 def test_what_is_not_known_is_no_zero(state: State, working: bool | None, wasted: int, perhaps: int) -> None:
     """Memory that is perhaps wasted, perhaps not, has a figure of its own."""
-    held = dataclasses.replace(builders.holding(7, 10 * GIB, state), working=working)
-    one = builders.device(0, [held])
+    one = builders.device(0, [dataclasses.replace(builders.holding(7, 10 * GIB, state), working=working)])
     known = [True] if wasted else [None] if perhaps else [False]
     assert (one.wasted, one.perhaps_wasted) == (wasted, perhaps)
     assert [each.wasted for each in one.holdings] == known

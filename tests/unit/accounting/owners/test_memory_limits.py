@@ -36,8 +36,7 @@ def test_the_limit_that_is_reached_first_counts() -> None:
     """Of the limits above a holder the one with the least room is shown, with the cgroup that has it."""
     found = limit_of([ROOT, JOB, STEP], PlacedHolding(ADA, "/slurm/job_41/step_0"))
     assert (found.cgroup, found.maximum, found.used) == ("/slurm", 60 * GIB, 50 * GIB)
-    roomy = ROOT._replace(current=20 * GIB)
-    found = limit_of([roomy, JOB, STEP], PlacedHolding(ADA, "/slurm/job_41/step_0"))
+    found = limit_of([ROOT._replace(current=20 * GIB), JOB, STEP], PlacedHolding(ADA, "/slurm/job_41/step_0"))
     assert (found.cgroup, found.maximum, found.used) == ("/slurm/job_41", 40 * GIB, 20 * GIB)
 
 
@@ -88,20 +87,14 @@ def test_what_is_not_known_is_not_zero() -> None:
 
 def test_a_cgroup_of_several_owners_is_charged_to_none_of_them() -> None:
     """Where another owner, or one that is not known, may be in the same cgroup, no charge is shown."""
-    for other in (
-        PlacedHolding(BOB, "/slurm/job_41/x"),
-        PlacedHolding(None, JOB.cgroup),
-        PlacedHolding(BOB, None),
-    ):
-        found = limit_of([ROOT, JOB], PlacedHolding(ADA, JOB.cgroup), other)
+    for other in ((BOB, "/slurm/job_41/x"), (None, JOB.cgroup), (BOB, None)):
+        found = limit_of([ROOT, JOB], PlacedHolding(ADA, JOB.cgroup), PlacedHolding(*other))
         assert (found.charged, found.maximum) == (None, 60 * GIB)
 
 
 def test_limits_are_served_and_shown() -> None:
     """An owner's limit, what is taken of it and its charge are in metrics, table and recording."""
-    facts = ProcessFacts(
-        7, 70, 1000, "ada", "python", "train.py", cgroup=("0::/slurm/job_41",), owner=Owner("slurm", "41")
-    )
+    facts = ProcessFacts(7, 70, 1000, "ada", cgroup=("0::/slurm/job_41",), owner=Owner("slurm", "41"))
     device = DeviceReading(
         0, "GPU-a", minor=0, memory=MemoryReading(80 * GIB, 59 * GIB, 20 * GIB, GIB),
         processes=(ProcessEntry(7, 20 * GIB, "C"),), limits=(ROOT._replace(current=20 * GIB), JOB),
@@ -111,7 +104,6 @@ def test_limits_are_served_and_shown() -> None:
     reading = Reading(1000.0, 10.0, host_pid_namespace=True, devices=(device,), rows=(row,), facts=(facts,))
     assert decode(encode(reading)) == reading
     snapshot = HoldingTracker(idle_after=600).update(reading)
-
     served = {
         family.name.removeprefix("vramledger_owner_memory_"): dict(samples)
         for family, samples in owners.collect(snapshot)
@@ -122,7 +114,6 @@ def test_limits_are_served_and_shown() -> None:
     table = render_table(snapshot)
     assert "limit: slurm 41 may take 40.00 GiB, 20.00 GiB is taken (/slurm/job_41)" in table
     assert "PARTITION: NVML shows us only the 70.00 GiB" in table
-
     bare = replace(reading, devices=(replace(device, limits=None, partition=None),))
     absent = dict(owners.collect(HoldingTracker(idle_after=600).update(bare)))
     assert not absent[owners.OWNER_LIMIT]

@@ -131,9 +131,8 @@ def test_beyond_the_limit_owners_share_one_account() -> None:
     charges = [charge(pid, ("user", str(pid)), pid * MIB) for pid in range(1, 6)]
     result = accounts.update(charges, ledger(), 0.0, GAP)
     assert result.dropped == 3
-    assert {each.name: each.held[State.ACTIVE] // MIB for each in result.owners} == {
-        "5": 5, "4": 4, "other": 6
-    }  # fmt: skip
+    held = {each.name: each.held[State.ACTIVE] // MIB for each in result.owners}
+    assert held == {"5": 5, "4": 4, "other": 6}
 
 
 def test_a_place_is_given_on_only_when_its_owner_is_long_gone() -> None:
@@ -186,30 +185,22 @@ STEPS = st.lists(
     min_size=2,
     max_size=25,
 )
-
-
 _FAULTS: dict[str, FaultKind] = {"sample": "driver lost", "device": "device lost"}
 
 
-def set_to(host: Host, step: Step) -> None:
-    """Change a host as a step says: process (pid, start) belongs to the owner of its pid's parity."""
-    host.processes = [
-        Process(pid, {0: Fixed(memory * GIB)}, begin=-start, owner=Owner("unit", f"unit-{pid % 2}"))
-        for pid, (start, memory) in step.held.items()
-    ]
-    host.faults = [Fault(_FAULTS[step.failure])] if step.failure in _FAULTS else []
-    host.gpus[0].says = {"processes": None} if step.failure == "list" else {}
-
-
 def played(steps: list[Step], owners_max: int = OWNERS_MAX) -> list[Snapshot]:
-    """Return the snapshots of random steps; the wall clock changes independently."""
+    """Return the snapshots of random steps; process (pid, start) belongs to the owner of its pid's parity."""
     host = Host([gpu(0), gpu(1)], [], Random(1))  # noqa: S311 nothing here is left to chance
     tracker = HoldingTracker(idle_after=600.0, owners_max=owners_max)
     now, wall, snapshots = 1000.0, 1e9, []
     for step in steps:
-        now += step.after
-        wall += step.wall
-        set_to(host, step)
+        now, wall = now + step.after, wall + step.wall
+        host.processes = [
+            Process(pid, {0: Fixed(memory * GIB)}, begin=-start, owner=Owner("unit", f"unit-{pid % 2}"))
+            for pid, (start, memory) in step.held.items()
+        ]
+        host.faults = [Fault(_FAULTS[step.failure])] if step.failure in _FAULTS else []
+        host.gpus[0].says = {"processes": None} if step.failure == "list" else {}
         snapshots.append(tracker.update(host.reading(now, time=wall)))
     return snapshots
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.support import builders
-from tests.support.host.one_holder import OneHolder
+from tests.support.host.one_holder import PID, START, OneHolder
 from tests.support.sure import sure
 from vramledger.accounting.owners.reservations import fits, mps_servers
 from vramledger.metrics import processes, reservations
@@ -40,16 +40,14 @@ SLURM = Scheduler("slurm", ("*",), (Grant("slurm", "42", ("nvidia0",)),))
 NOMAD_SCOPE = "5b3b6f0e.worker.scope"
 NOMAD = Scheduler("nomad", (GPU,), (Grant("nomad", "train/worker/5b3b6f0e", (GPU,), NOMAD_SCOPE),))
 CONTROL = ParentFacts(6, 1, "nvidia-cuda-mps", "x", init=False, uid=0, program="nvidia-cuda-mps-control")
-INSTANCE = DeviceReading(
-    0, "MIG-a", minor=3, parent="GPU-p", mig_profile="1g", gpu_instance=9, compute_instance=0
-)
+MIG = DeviceReading(0, "MIG-a", minor=3, parent="GPU-p", mig_profile="1g", gpu_instance=9, compute_instance=0)
 WHOLE = DeviceReading(0, "GPU-p", minor=3)
 
 
 def sampled(
     owner: Owner | None,
     *schedulers: Scheduler,
-    cgroup: tuple[str, ...] = ("0::/x",),
+    cgroup: str = "/x",
     command: str = "train.py",
     parent: ParentFacts | None = None,
     **changes: Any,  # noqa: ANN401 any field of a reading
@@ -57,10 +55,8 @@ def sampled(
     """Take a sample of one device, GPU-7 at /dev/nvidia0, with one holder of an owner."""
     host = OneHolder()
     host.gpu.uuids = ((0.0, GPU),)
-    facts = ProcessFacts(
-        host.holder.pid, host.holder.start, user="ada", command=command, cgroup=cgroup, owner=owner,
-        parent=parent,
-    )  # fmt: skip
+    lines = (f"0::{cgroup}",)
+    facts = ProcessFacts(PID, START, user="ada", command=command, cgroup=lines, owner=owner, parent=parent)
     return host.sample(schedulers=schedulers, facts=(facts,), **changes)
 
 
@@ -79,34 +75,29 @@ def shown(snapshot: Snapshot) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("owner", "cgroup", "scheduler", "held", "unreserved"),
     [
-        (POD, ("0::/x",), KUBELET, True, ()),
-        (Owner("pod", "ml/other", namespace="ml", pod="other"), ("0::/x",), KUBELET, False, (7,)),
-        (NAMELESS, ("0::/x",), KUBELET, None, ()),
-        (USER, ("0::/x",), KUBELET, False, (7,)),
-        (None, ("0::/x",), KUBELET, None, ()),
-        (JOB, ("0::/x",), SLURM, True, ()),
-        (JOB._replace(slurm_job="43"), ("0::/x",), SLURM, False, (7,)),
-        (JOB._replace(slurm_job="s5K1KKYAYG5D00"), ("0::/x",), SLURM, None, ()),
-        (USER, ("0::/x",), SLURM, False, (7,)),
-        (USER, (f"0::/nomad.slice/share.slice/{NOMAD_SCOPE}",), NOMAD, True, ()),
-        (USER, (f"0::/user.slice/user@1000.service/{NOMAD_SCOPE}",), NOMAD, False, (7,)),
-        (USER, (f"0::/system.slice/docker-{'a5' * 32}.scope/{NOMAD_SCOPE}",), NOMAD, False, (7,)),
-        (USER, ("0::/nomad.slice/share.slice/other.scope",), NOMAD, False, (7,)),
+        (POD, "/x", KUBELET, True, ()),
+        (Owner("pod", "ml/other", namespace="ml", pod="other"), "/x", KUBELET, False, (7,)),
+        (NAMELESS, "/x", KUBELET, None, ()),
+        (USER, "/x", KUBELET, False, (7,)),
+        (None, "/x", KUBELET, None, ()),
+        (JOB, "/x", SLURM, True, ()),
+        (JOB._replace(slurm_job="43"), "/x", SLURM, False, (7,)),
+        (JOB._replace(slurm_job="s5K1KKYAYG5D00"), "/x", SLURM, None, ()),
+        (USER, "/x", SLURM, False, (7,)),
+        (USER, f"/nomad.slice/share.slice/{NOMAD_SCOPE}", NOMAD, True, ()),
+        (USER, f"/user.slice/user@1000.service/{NOMAD_SCOPE}", NOMAD, False, (7,)),
+        (USER, f"/system.slice/docker-{'a5' * 32}.scope/{NOMAD_SCOPE}", NOMAD, False, (7,)),
+        (USER, "/nomad.slice/share.slice/other.scope", NOMAD, False, (7,)),
     ],
-)  # fmt: skip
+)
 def test_who_holds_what_is_reserved(
-    owner: Owner | None,
-    cgroup: tuple[str, ...],
-    scheduler: Scheduler,
-    held: bool | None,
-    unreserved: tuple[int, ...],
+    owner: Owner | None, cgroup: str, scheduler: Scheduler, held: bool | None, unreserved: tuple[int, ...]
 ) -> None:
     """A reservation is held by its owner's processes; a holder without a certain owner is not blamed."""
-    found = reservation_status(sampled(owner, scheduler, cgroup=cgroup))
     (grant,) = scheduler.grants
-    assert found == ReservationStatus(
-        (Reservation(grant.type, grant.name, scheduler.name, held),), unreserved, (scheduler.name,)
-    )
+    reserved = Reservation(grant.type, grant.name, scheduler.name, held)
+    found = reservation_status(sampled(owner, scheduler, cgroup=cgroup))
+    assert found == ReservationStatus((reserved,), unreserved, (scheduler.name,))
 
 
 def test_without_a_scheduler_there_is_nothing() -> None:
@@ -119,9 +110,8 @@ def test_without_a_scheduler_there_is_nothing() -> None:
 
 def test_who_needs_a_reservation() -> None:
     """On a managed device a holder has one of either scheduler, read since it came, or it has none."""
-    assert reservation_status(sampled(POD, KUBELET._replace(grants=()))) == ReservationStatus(
-        (), (7,), ("kubelet",)
-    )
+    without = reservation_status(sampled(POD, KUBELET._replace(grants=())))
+    assert without == ReservationStatus((), (7,), ("kubelet",))
     found = sure(reservation_status(sampled(JOB, KUBELET, SLURM)))
     assert {each.name: each.held for each in found.reservations} == {"ml/train-0": False, "42": True}
     assert found.unreserved_pids == ()
@@ -177,9 +167,8 @@ def test_a_name_alone_makes_no_holder_a_client_of_mps(parent: ParentFacts | None
     """A program with the server's name and another parent is none: it and its neighbours stay idle."""
     facts = ProcessFacts(7, 7, 1000, "eve", command="nvidia-cuda-mps-server", parent=parent)
     device = DeviceReading(0, GPU, processes=(ProcessEntry(7, 1, "C"),))
-    assert (
-        mps_servers(device, {7: ProcessRow(7, 7, "S", 1, 7, 7, 0, 1)}, lambda _pid, _start: facts) == servers
-    )
+    rows = {7: ProcessRow(7, 7, "S", 1, 7, 7, 0, 1)}
+    assert mps_servers(device, rows, lambda _pid, _start: facts) == servers
 
 
 @pytest.mark.parametrize(
@@ -194,14 +183,14 @@ def test_a_name_alone_makes_no_holder_a_client_of_mps(parent: ParentFacts | None
         ("nvidia33", WHOLE, False),
         ("gpu-3", WHOLE, True),
         ("gpu-3-mig-9-4-4", WHOLE, False),
-        ("MIG-a", INSTANCE, True),
+        ("MIG-a", MIG, True),
         ("MIG-a", WHOLE, False),
-        ("GPU-p", INSTANCE, True),
-        ("nvidia3/gi9", INSTANCE, True),
-        ("nvidia3/gi8", INSTANCE, False),
+        ("GPU-p", MIG, True),
+        ("nvidia3/gi9", MIG, True),
+        ("nvidia3/gi8", MIG, False),
         ("nvidia3/gi9", WHOLE, False),
-        ("MIG-GPU-p/9/0", INSTANCE, True),
-        ("MIG-GPU-p/9/1", INSTANCE, False),
+        ("MIG-GPU-p/9/0", MIG, True),
+        ("MIG-GPU-p/9/1", MIG, False),
         ("", WHOLE, False),
         ("nvidia", WHOLE, False),
     ],
@@ -252,9 +241,8 @@ def test_table_evidence_and_json() -> None:
     assert "reservation  by kubelet for pod ml/train-0; its owner is NOT among them" in why
     assert "reservation  " not in "\n".join(evidence_lines(sampled(USER), 7))
     device = shown(sampled(USER, KUBELET))
-    assert device["reservations"] == [
-        {"owner_type": "pod", "owner": "ml/train-0", "scheduler": "kubelet", "held": False}
-    ]
+    unused = {"owner_type": "pod", "owner": "ml/train-0", "scheduler": "kubelet", "held": False}
+    assert device["reservations"] == [unused]
     assert device["schedulers"] == ["kubelet"]
     assert [each["unreserved"] for each in device["holdings"]] == [True]
 
@@ -280,7 +268,7 @@ def test_a_recording_replays_what_was_reserved(scheduler: Scheduler) -> None:
     owner = {"kubelet": POD, "slurm": JOB, "nomad": USER}[scheduler.name]
     host = OneHolder()
     host.gpu.uuids = ((0.0, GPU),)
-    facts = ProcessFacts(host.holder.pid, host.holder.start, user="ada", cgroup=cgroup, owner=owner)
+    facts = ProcessFacts(PID, START, user="ada", cgroup=cgroup, owner=owner)
     host.now += 1
     masked = decode(encode(Mask().mask_reading(host.reading(schedulers=(scheduler,), facts=(facts,)))))
     line = encode(masked)
@@ -294,9 +282,8 @@ def test_a_recording_replays_what_was_reserved(scheduler: Scheduler) -> None:
 def test_unreadable_files_are_counted() -> None:
     """Holders whose environ, maps or cgroup we may not read are a metric, and doctor reports them."""
     host = OneHolder()
-    facts = ProcessFacts(host.holder.pid, host.holder.start, user="ada", denied=("environ", "maps"))
-    snapshot = host.sample(facts=(facts,), hidden_unreadable=5)
-    found = dict(processes.collect(snapshot, 0))[processes.UNREADABLE]
+    facts = ProcessFacts(PID, START, user="ada", denied=("environ", "maps"))
+    found = dict(processes.collect(host.sample(facts=(facts,), hidden_unreadable=5), 0))[processes.UNREADABLE]
     assert found == [(("environ",), 1), (("maps",), 1), (("cgroup",), 0), (("fd",), 5)]
     not_searched = host.sample(hidden=None, hidden_unreadable=None)
     assert ("fd",) not in dict(dict(processes.collect(not_searched, 0))[processes.UNREADABLE])

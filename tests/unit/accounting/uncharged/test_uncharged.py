@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 import pytest
@@ -31,8 +32,6 @@ from vramledger.model.snapshot import DeviceSnapshot, Grade, Holding, Ledger, Sn
 
 TEN = dict.fromkeys(range(10, 20), (0, 0))
 ACTIONS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7), st.integers(0, 16)), max_size=40)
-
-
 OWN = 9 * MIB
 """Uncharged bytes of each context, as measured."""
 
@@ -57,13 +56,13 @@ class Card:
     def __init__(self) -> None:
         self.now = 0.0
         self.nobody = [0, 0]
-        gpus = [
-            Gpu(0, 80 * GIB, GIB, lambda _: self.nobody[0]),
-            Gpu(1, 80 * GIB, GIB, lambda _: self.nobody[1]),
-        ]
+        gpus = [Gpu(each, 80 * GIB, GIB, partial(self._unowned, each)) for each in (0, 1)]
         self.host = Host(gpus, [], Random(1))  # noqa: S311 nothing here is left to chance
         self.exporter = SimulatedExporter(self.host, idle_after=600.0)
         self.hidden: tuple[HiddenHolder, ...] = ()
+
+    def _unowned(self, gpu: int, _: float) -> int:
+        return self.nobody[gpu]
 
     def start(
         self, pid: int, *programs: Managed, user: str = "ada", gpu: int = 0, agent: bool = False
@@ -94,8 +93,7 @@ class Card:
     def fail(self, gpu: int, since: int, until: int) -> None:
         """Let a GPU give no data in some samples, counted from the next one, which is 1."""
         span = self.now + since - 0.5, self.now + until + 0.5
-        fault = Fault("device lost", *span, gpu=gpu, name="timeout")
-        self.host.faults = [*self.host.faults, fault]
+        self.host.faults = [*self.host.faults, Fault("device lost", *span, gpu=gpu, name="timeout")]
 
     def device(self, seconds: int = 3, gpu: int = 0) -> DeviceSnapshot:
         """Return a GPU after some samples; two readings settle what one alone does not."""
@@ -104,8 +102,7 @@ class Card:
 
 def balanced(device: DeviceSnapshot) -> None:
     """Check that the ledger balances, and that every byte is given once."""
-    ledger = device.ledger
-    assert ledger is not None
+    ledger = sure(device.ledger)
     parts = sum(ledger.states.values()) + ledger.unattributed
     assert ledger.total == ledger.free + (ledger.driver_reserved or 0) + parts
     assert ledger.unattributed >= 0
@@ -159,35 +156,25 @@ def test_managed_memory_is_its_programs() -> None:
     uncharged = sure(holding(device, 7).uncharged)
     assert (uncharged.least, uncharged.managed) == (8 * GIB, 8 * GIB)
     assert "NVML charges 518 MiB; 8.0 GiB are managed memory, from its 8.0 GiB of" in uncharged.why
-    assert device.ledger is not None
-    assert (device.ledger.unattributed, device.ledger.states[State.ACTIVE]) == (OWN, CONTEXT + 8 * GIB)
+    ledger = sure(device.ledger)
+    assert (ledger.unattributed, ledger.states[State.ACTIVE]) == (OWN, CONTEXT + 8 * GIB)
 
 
-@pytest.mark.parametrize(
-    ("begin", "programs", "without", "shares", "rest"),
-    [
-        (Card, {7: (78, 96)}, 0, {7: (78, 78)}, (None, 0)),
-        (Card, {7: (0, 8)}, 0, {7: (0, 0)}, (None, 0)),
-        (watched, {7: (8, 8), 8: (2, 2)}, 0, {7: (8, 8), 8: (2, 2)}, (None, 0)),
-        (watched, {7: (5, 8), **TEN}, 0, {7: (5, 5), **TEN}, (None, 0)),
-        (watched, {7: (8, 8), 8: (0, 6)}, 0, {7: (2, 8), 8: (0, 6)}, (6, 0)),
-        (Card, {7: (0, 8), 8: (0, 0)}, 4, {7: (0, 4), 8: (0, 4)}, (4, 0)),
-        (watched, {7: (0, 8)}, 12, {7: (0, 8)}, (None, 12)),
-        (Card, {7: (8, 8), 8: (0, None)}, 0, {7: (0, 8), 8: (0, 8)}, (8, 0)),
-        (Card, {8: (0, None)}, 8, {8: (0, 0)}, (None, 8)),
-    ],
-    ids=[
-        "a mapping larger than the device gives its used bytes",
-        "what was touched on the host only is not on the card",
-        "mappings together as large as the bytes are exact",
-        "beside ten others without managed memory what came is exact",
-        "where either can have the bytes each gets the range",
-        "seen late, they may be a handle of the one without a mapping",
-        "more than all mappings are nobody's",
-        "who has mappings that we may not read may have them too",
-        "alone it proves nothing",
-    ],
-)
+BOUNDS = {
+    "larger than the device: its used bytes": (Card, {7: (78, 96)}, 0, {7: (78, 78)}, (None, 0)),
+    "touched on the host only: not on the card": (Card, {7: (0, 8)}, 0, {7: (0, 0)}, (None, 0)),
+    "as large as the bytes: exact": (watched, {7: (8, 8), 8: (2, 2)}, 0, {7: (8, 8), 8: (2, 2)}, (None, 0)),
+    "beside ten that have none: exact": (watched, {7: (5, 8), **TEN}, 0, {7: (5, 5), **TEN}, (None, 0)),
+    "either can have them: ranges": (watched, {7: (8, 8), 8: (0, 6)}, 0, {7: (2, 8), 8: (0, 6)}, (6, 0)),
+    "seen late: perhaps a handle of 8": (Card, {7: (0, 8), 8: (0, 0)}, 4, {7: (0, 4), 8: (0, 4)}, (4, 0)),
+    "more than all mappings: nobody's": (watched, {7: (0, 8)}, 12, {7: (0, 8)}, (None, 12)),
+    "not readable: 8 may have them too": (Card, {7: (8, 8), 8: (0, None)}, 0, {7: (0, 8), 8: (0, 8)}, (8, 0)),
+    "not readable, alone: it proves nothing": (Card, {8: (0, None)}, 8, {8: (0, 0)}, (None, 8)),
+}
+"""When the sampling begins; resident and mapped of each; bytes without a holder; who gets what."""
+
+
+@pytest.mark.parametrize(("begin", "programs", "without", "shares", "rest"), BOUNDS.values(), ids=BOUNDS)
 def test_bytes_and_mappings(
     begin: Callable[[], Card],
     programs: dict[int, tuple[int, int | None]],
@@ -271,8 +258,7 @@ def test_a_program_on_two_devices_has_no_more_than_it_maps() -> None:
     card = Card()
     card.start(7, Managed(mapped=8 * GIB, resident=8 * GIB), Managed(mapped=0))
     card.nobody[1] = 4 * GIB
-    snapshot = card.sample(3)
-    least = [given_to(device, 7)[0] for device in snapshot.devices]
+    least = [given_to(device, 7)[0] for device in card.sample(3).devices]
     assert sum(least) <= 8 * GIB
     assert least[1] == 0
 
@@ -281,8 +267,7 @@ def test_a_program_on_two_devices_within_its_mapping() -> None:
     """Bytes on two devices that its mappings allow together are exact on each of them."""
     card = Card()
     card.start(7, Managed(mapped=8 * GIB, resident=3 * GIB), Managed(resident=2 * GIB))
-    snapshot = card.sample(3)
-    assert [given_to(device, 7)[0] for device in snapshot.devices] == [3 * GIB, 2 * GIB]
+    assert [given_to(device, 7)[0] for device in card.sample(3).devices] == [3 * GIB, 2 * GIB]
 
 
 def test_one_reading_alone_moves_nothing() -> None:
@@ -303,8 +288,8 @@ def test_the_mildest_state_counts_the_undivided() -> None:
     card.start(703, Managed())
     card.host.processes[1].fates["stopped"] = 0.0
     device = after_creator(card)
-    assert device.undivided is not None
-    assert (device.undivided.state, device.undivided.wasted) == (State.ACTIVE, False)
+    undivided = sure(device.undivided)
+    assert (undivided.state, undivided.wasted) == (State.ACTIVE, False)
     assert sure(device.wasted) < GIB
 
 
@@ -356,8 +341,7 @@ def test_no_byte_goes_to_a_wrong_holder(actions: list[tuple[int, int, int]]) -> 
             left = programs[chosen].charged
             card.end(chosen, leaving=left)
             heirs[heir] = heirs.get(heir, 0) + left
-            gone = heirs.pop(chosen, 0)
-            card.nobody[0] -= gone
+            card.nobody[0] -= heirs.pop(chosen, 0)
             del programs[chosen]
         elif action in (6, 7) and chosen is not None:
             program = programs[chosen]
@@ -408,9 +392,7 @@ def test_an_agent_proves_its_managed_pool() -> None:
 def test_mappings_that_are_read_late_are_believed(before: int, pool: int, late: int) -> None:
     """Bytes that came before their mapping was read belong to its program once it is (JAX that grows)."""
     card = watched()
-    jax = card.start(
-        7, Managed(charged=100 * MIB, resident=before, mapped=before and 128 * MIB), agent=pool > 0
-    )
+    jax = card.start(7, Managed(100 * MIB, resident=before, mapped=before and 128 * MIB), agent=pool > 0)
     card.sample(5)
     jax.resident, jax.pool = 2176 * MIB, pool
     card.sample(late)
@@ -455,10 +437,9 @@ def test_two_importers_of_one_owner() -> None:
     card.start(703, Managed(), user="bob")
     device = after_creator(card)
     assert sure(device.undivided).owner == ("user", "bob")
-    assert device.owner_usage is not None
-    (bob,) = [each for each in device.owner_usage.owners if each.name == "bob"]
+    alice, bob = sorted(sure(device.owner_usage).owners, key=lambda each: each.name)
+    assert (alice.name, bob.name) == ("alice", "bob")
     assert sum(bob.held.values()) == about(2 * CONTEXT + 4 * GIB)
-    (alice,) = [each for each in device.owner_usage.owners if each.name == "alice"]
     assert (alice.not_freed, alice.freed) == (0, about(CONTEXT))
 
 
@@ -501,10 +482,9 @@ def test_a_rank_on_another_gpu_may_have_the_memory_of_a_killed_one() -> None:
     card.start(702, Managed(), user="bob")
     device = after_creator(card)
     assert given_to(device, 702) == (0, about(4 * GIB))
-    assert device.undivided is not None
-    assert (device.undivided.pids, device.undivided.owner) == ((695, 702), None)
-    uncharged = sure(holding(device, 702).uncharged)
-    assert "pid 702 or pid 695 on another GPU still has them" in uncharged.why
+    undivided = sure(device.undivided)
+    assert (undivided.pids, undivided.owner) == ((695, 702), None)
+    assert "pid 702 or pid 695 on another GPU still has them" in sure(holding(device, 702).uncharged).why
 
 
 @pytest.mark.parametrize(("since", "until"), [(1, 1), (1, 2), (2, 2), (3, 5), (-1, 4), (-1, 99)])
@@ -523,21 +503,17 @@ def test_a_failed_sample_of_another_gpu_gives_nobody_its_bytes(since: int, until
 
 def test_a_rank_that_ends_while_another_gpu_fails() -> None:
     """A GPU without data keeps the holders of that GPU possible, and no others."""
-    card = Card()
+    card = with_creator()
     card.host.gpus = [*card.host.gpus, Gpu(2, 80 * GIB, GIB, lambda _: 0)]
-    card.start(694, Managed(charged=4 * GIB), user="alice")
     card.start(695, Managed(charged=4 * GIB), user="alice", gpu=1)
     card.start(696, Managed(charged=4 * GIB), user="alice", gpu=2)
     card.start(702, Managed(), user="bob")
     card.sample(3)
     card.fail(2, 1, 10)
     card.end(694, leaving=4 * GIB)
-    device = card.device(6)
-    assert device.undivided is not None
-    assert device.undivided.pids == (695, 696, 702)
+    assert sure(card.device(6).undivided).pids == (695, 696, 702)
     card.end(695)
-    device = card.device(2)
-    assert sure(device.undivided).pids == (696, 702)
+    assert sure(card.device(2).undivided).pids == (696, 702)
     card.end(696)
     assert given_to(card.device(2), 702) == (0, about(4 * GIB)), "its GPU has not answered yet"
     assert given_to(card.device(6), 702) == (about(4 * GIB), about(4 * GIB))
@@ -546,15 +522,13 @@ def test_a_rank_that_ends_while_another_gpu_fails() -> None:
 @pytest.mark.parametrize("lists", [False, True])
 def test_a_gpu_whose_holders_were_never_known_settles_nothing(lists: bool) -> None:
     """Where another GPU has never said who holds it, somebody there may have the bytes too."""
-    card = Card()
+    card = with_creator()
     card.fail(1, 0, 5)
-    card.start(694, Managed(charged=4 * GIB), user="alice")
     card.start(702, Managed(), user="bob")
     card.sample(6 if lists else 3)
     card.end(694, leaving=4 * GIB)
     device = card.device(12)
-    least = about(4 * GIB) if lists else 0
-    assert given_to(device, 702) == (least, about(4 * GIB))
+    assert given_to(device, 702) == (about(4 * GIB) if lists else 0, about(4 * GIB))
     uncharged = sure(holding(device, 702).uncharged)
     assert ("a process that NVML does not list here can have them too" in uncharged.why) is not lists
 
@@ -563,11 +537,9 @@ def test_memory_that_only_a_rank_on_another_gpu_can_have() -> None:
     """Memory that nobody on its GPU can have is named after the only process that can, while that lives."""
     card = with_creator()
     card.start(695, Managed(), user="alice", gpu=1)
-    device = after_creator(card)
-    assert [(each.pid, each.user, each.pids) for each in device.left] == [(694, "alice", (695,))]
+    assert [(left.pid, left.user, left.pids) for left in after_creator(card).left] == [(694, "alice", (695,))]
     card.start(702, Managed(), user="bob")
-    device = card.device(6)
-    assert given_to(device, 702) == (0, 0), "it came later"
+    assert given_to(card.device(6), 702) == (0, 0), "it came later"
     card.end(695, leaving=-4 * GIB)
     assert card.device(6).left == ()
 
@@ -620,12 +592,8 @@ def test_the_time_until_a_look_was_watched(looked: float | None, least: int) -> 
 
 
 EXACT = Range(8 * GIB, 8 * GIB)
-ALONE = HolderEvidence(
-    Range(8 * GIB, 8 * GIB), 518 * MIB, Range(8 * GIB, 8 * GIB), 8 * GIB, None, (), (), False, False
-)
+ALONE = HolderEvidence(EXACT, 518 * MIB, EXACT, 8 * GIB, None, (), (), False, False)
 LEFT = LeftEvidence(Range(4 * GIB, 4 * GIB), created(694, "alice", 7200.0), (702,), None)
-
-
 CHARGED = "NVML charges 518 MiB; "
 MAPPINGS = "from its 8.0 GiB of /dev/nvidia-uvm mappings"
 
@@ -664,10 +632,8 @@ def test_the_evidence_is_said(known: HolderEvidence, grade: Grade, why: str) -> 
 def test_only_certain_bytes_give_way() -> None:
     """Managed memory is all of an exact share that can be, and of a range only what certainly is."""
     assert describe(ALONE._replace(share=Range(12 * GIB, 12 * GIB), left=(LEFT,))).managed == 8 * GIB
-    assert (
-        describe(ALONE._replace(share=Range(4 * GIB, 8 * GIB), managed=Range(2 * GIB, 8 * GIB))).managed
-        == 2 * GIB
-    )
+    either = ALONE._replace(share=Range(4 * GIB, 8 * GIB), managed=Range(2 * GIB, 8 * GIB))
+    assert describe(either).managed == 2 * GIB
 
 
 _BYTES = st.integers(0, 16).map(lambda count: count * GIB)

@@ -28,11 +28,14 @@ BUSY = {"gpu": 1.0, "memory": 0.0}
 
 
 class Watched:
-    """A watch that is given samples a second apart."""
+    """A watch that is given samples a second apart, after the device has waited for some seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, waiting: float | None = None) -> None:
         self.spans: dict[str, Span] = {}
         self.now = 1000.0
+        if waiting is not None:
+            self.after(0, WAITING)
+            self.wait(waiting)
 
     def wait(self, seconds: float) -> float | None:
         """Give it a sample of the waiting device every five seconds."""
@@ -100,9 +103,7 @@ INITIALISED = active(pcie_transmit=6.57e6, pcie_receive=3.96e6)
 @pytest.mark.parametrize("movement", [KILLED, INITIALISED])
 def test_programs_that_come_and_go_do_not_end_it(movement: DeviceReading) -> None:
     """A short movement every two minutes, without any computation, does not begin the time again."""
-    watched = Watched()
-    watched.after(0, WAITING)
-    watched.wait(WAITS_AFTER - 5)
+    watched = Watched(WAITS_AFTER - 5)
     for _ in range(20):
         assert watched.after(5, movement) is not None
         assert watched.wait(115) is not None
@@ -111,23 +112,16 @@ def test_programs_that_come_and_go_do_not_end_it(movement: DeviceReading) -> Non
 
 def test_movement_that_lasts_ends_it() -> None:
     """Data that arrive for longer than a moment, or every few seconds, are work."""
-    watched = Watched()
-    watched.after(0, WAITING)
-    watched.wait(600)
+    watched = Watched(600)
     assert [watched.after(4, INITIALISED) is not None for _ in range(3)] == [True, True, False]
     assert watched.after(4, WAITING) is None
-    watched = Watched()
-    watched.after(0, WAITING)
-    watched.wait(600)
-    said = [watched.after(1, INITIALISED if second % 5 == 0 else WAITING) for second in range(200)]
-    assert None in said
+    watched = Watched(600)
+    assert None in [watched.after(1, INITIALISED if second % 5 == 0 else WAITING) for second in range(200)]
 
 
 def test_a_sample_without_counters_changes_nothing() -> None:
     """The counters of the next sample cover the time of one that has none."""
-    watched = Watched()
-    watched.after(0, WAITING)
-    watched.wait(WAITS_AFTER)
+    watched = Watched(WAITS_AFTER)
     missing = replace(WAITING, activity=None)
     assert watched.after(5, missing) == WAITS_AFTER + 5
     assert watched.after(5, missing) is None, "counters that stay away say nothing"
@@ -136,16 +130,10 @@ def test_a_sample_without_counters_changes_nothing() -> None:
 
 def test_when_nothing_is_said() -> None:
     """After missing samples, without counters, of what only moves memory or is gone."""
+    assert Watched(WAITS_AFTER).after(60, WAITING, gap=True) is None
     watched = Watched()
-    watched.after(0, WAITING)
-    watched.wait(WAITS_AFTER)
-    assert watched.after(60, WAITING, gap=True) is None
-    watched = Watched()
-    old = replace(WAITING, activity=None)
-    assert [watched.after(5, old) for _ in range(50)] == [None] * 50
-    watched = Watched()
-    watched.after(0, WAITING)
-    watched.wait(WAITS_AFTER)
+    assert [watched.after(5, replace(WAITING, activity=None)) for _ in range(50)] == [None] * 50
+    watched = Watched(WAITS_AFTER)
     watched.spans = follow_clock(Remembered(waits=watched.spans), 3600).waits
     assert watched.after(0, WAITING) == WAITS_AFTER - 3600
     watched = Watched()
@@ -166,9 +154,7 @@ def test_one_that_computes_in_turns_with_one_that_waits() -> None:
 @pytest.mark.parametrize("name", ["tensor", "fp64", "fp32", "fp16", "pcie_receive", "integer", "dram", "sm"])
 def test_a_figure_that_is_missing_says_nothing(name: str) -> None:
     """A device of which a figure cannot be read is never called busy without work."""
-    device = active()
-    assert device.activity is not None
-    less = replace(device, activity={key: value for key, value in device.activity.items() if key != name})
+    less = replace(WAITING, activity={key: value for key, value in NOTHING.items() if key != name})
     watched = Watched()
     assert {watched.after(5, less) for _ in range(50)} == {None}
 
@@ -177,18 +163,15 @@ def test_a_figure_that_is_missing_says_nothing(name: str) -> None:
 def test_turns_move_something(in_turns: bool, said: float | None) -> None:
     """What turns move counts as nothing where several processes keep a device busy, else as work."""
     watched = Watched()
-    last = None
-    for _ in range(round(WAITS_AFTER / 5) + 2):
-        last = watched.after(5, IN_TURNS, in_turns=in_turns)
-    assert last == said
+    times = round(WAITS_AFTER / 5) + 2
+    assert [watched.after(5, IN_TURNS, in_turns=in_turns) for _ in range(times)][-1] == said
 
 
 def test_work_in_turns_ends_it() -> None:
     """Programs that compute, or copy fast, in turns with one that waits end it."""
     for work in (active(fp32=0.01), active(dram=0.02), active(pcie_receive=1e9)):
         watched = Watched()
-        said = [watched.after(5, work, in_turns=True) for _ in range(50)]
-        assert said == [None] * 50
+        assert [watched.after(5, work, in_turns=True) for _ in range(50)] == [None] * 50
 
 
 @pytest.mark.parametrize(
@@ -212,7 +195,7 @@ def test_who_keeps_a_device_busy(shares: dict[int, float], busy: set[int]) -> No
 def hung() -> OneHolder:
     """Return a host whose only holder waits in a collective."""
     host = OneHolder()
-    host.driver_says(utilization={"gpu": 1.0, "memory": 0.0}, activity=NOTHING)
+    host.driver_says(utilization=BUSY, activity=NOTHING)
     return host
 
 
@@ -283,8 +266,7 @@ def test_a_device_with_a_listed_or_hidden_holder_is_no_ghost() -> None:
     host.driver_says(utilization=BUSY, hardware=IDLE)
     assert watch(host, 400).ghost is False
     host = ghostly()
-    hidden = HiddenHolder(9, 900, "cuda", "python", "ada", (0,))
-    assert watch(host, 400, hidden=(hidden,)).ghost is False
+    assert watch(host, 400, hidden=(HiddenHolder(9, 900, "cuda", "python", "ada", (0,)),)).ghost is False
 
 
 @pytest.mark.parametrize(

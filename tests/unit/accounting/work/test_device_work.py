@@ -203,16 +203,14 @@ def test_a_change_of_the_runner_is_work() -> None:
     """Two programs with small work have only rows of 0 %: each change names the one that worked."""
     device = Device(7, 8, 9)
     for second in range(300):
-        runner = 7 if second % 20 < 10 else 8
-        held = device.sample([row(runner)], MATMUL if second % 10 == 0 else NOTHING)
+        held = device.sample([row(7 if second % 20 < 10 else 8)], MATMUL if second % 10 == 0 else NOTHING)
         assert held[7].state is held[8].state is State.ACTIVE
     assert idle_with(held[9]) is Grade.SEEN
 
 
 def test_beside_a_busy_holder_a_quiet_one_is_idle_only_by_inference() -> None:
     """A busy process has every row, so small work of another one would have none."""
-    device = Device(7, 8)
-    held = device.watch(600, [row(7, 1.0)], TRAINING, utilization={"gpu": 1.0, "memory": 0.3})
+    held = Device(7, 8).watch(600, [row(7, 1.0)], TRAINING, utilization={"gpu": 1.0, "memory": 0.3})
     assert held[7].state is State.ACTIVE
     assert idle_with(held[8]) is Grade.INFERRED
     assert held[8].working is None
@@ -236,10 +234,9 @@ def test_what_is_seen_takes_the_threshold_without_anything_running() -> None:
     """Of a holder beside bursts, only the time between the bursts is evidence."""
     device = Device(7, 8)
     for second in range(300):
-        held = device.sample(
-            [row(7, 0.5 if second % 10 == 0 else 0.0)], TRAINING if second % 10 == 0 else NOTHING
-        )
-        if idle_with(held[8]) is not None and idle_with(held[8]) is not Grade.INFERRED:
+        busy = second % 10 == 0
+        held = device.sample([row(7, 0.5 if busy else 0.0)], TRAINING if busy else NOTHING)
+        if idle_with(held[8]) not in (None, Grade.INFERRED):
             break
     assert idle_with(held[8]) is Grade.SEEN
     assert device.now > IDLE_AFTER * 10 / 9
@@ -247,15 +244,12 @@ def test_what_is_seen_takes_the_threshold_without_anything_running() -> None:
 
 def test_kernels_that_no_row_names_are_evidence_against_nobody() -> None:
     """On a device that works without a row, with counters or without, nobody is called idle."""
-    device = Device(7, 8)
-    for _ in range(300):
-        held = device.sample([], TRAINING, utilization={"gpu": 0.6, "memory": 0.1})
-        assert held[7].state is held[8].state is State.ACTIVE
+    for counters in (None, TRAINING):
+        device = Device(7, 8)
+        for _ in range(300):
+            held = device.sample([], counters, utilization={"gpu": 0.6, "memory": 0.1})
+            assert held[7].state is held[8].state is State.ACTIVE
     assert "nothing says whether it works" in held[7].why
-    device = Device(7, 8)
-    for _ in range(300):
-        held = device.sample([], None, utilization={"gpu": 0.6, "memory": 0.1})
-        assert held[7].state is held[8].state is State.ACTIVE
 
 
 def test_without_counters_a_burst_between_two_samples_is_work() -> None:
@@ -278,8 +272,7 @@ def test_one_sample_without_a_row_is_only_late() -> None:
 
 def test_without_counters_nothing_is_better_than_inferred() -> None:
     """Before Hopper a 64x64 matmul is below 1 % and leaves no other row: quiet may be work."""
-    device = Device(7, 8)
-    held = device.watch(300, [row(7)], None)
+    held = Device(7, 8).watch(300, [row(7)], None)
     assert idle_with(held[7]) is idle_with(held[8]) is Grade.INFERRED
 
 
@@ -306,11 +299,9 @@ def test_a_program_that_only_copies_alone_works() -> None:
 
 def test_counters_that_do_not_move_prove_nothing() -> None:
     """Where none moves they are not counting; where the driver says busy, zeros do not count."""
-    device = Device(7)
-    held = device.watch(200, [row(7)], dict.fromkeys(NOTHING, 0.0) | {"seconds": 1.0})
+    held = Device(7).watch(200, [row(7)], dict.fromkeys(NOTHING, 0.0) | {"seconds": 1.0})
     assert idle_with(held[7]) is Grade.INFERRED
-    device = Device(7, 8)
-    held = device.watch(200, [row(7, 0.4)], NOTHING, utilization={"gpu": 0.4, "memory": 0.0})
+    held = Device(7, 8).watch(200, [row(7, 0.4)], NOTHING, utilization={"gpu": 0.4, "memory": 0.0})
     assert held[7].state is State.ACTIVE
     assert idle_with(held[8]) is Grade.INFERRED
 
@@ -339,8 +330,7 @@ def test_clients_of_mps_are_not_idle_while_their_server_works(kinds: str) -> Non
 
 def test_clients_of_mps_are_idle_when_the_device_does_nothing() -> None:
     """Counters at 0 hold for every holder."""
-    device = Device(5, 7, 8, kinds="CM", names=SERVER)
-    held = device.watch(61, [row(5)], NOTHING)
+    held = Device(5, 7, 8, kinds="CM", names=SERVER).watch(61, [row(5)], NOTHING)
     assert {idle_with(held[pid]) for pid in (7, 8)} == {Grade.PROVEN}
 
 

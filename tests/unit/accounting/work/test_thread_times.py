@@ -8,13 +8,7 @@ from tests.support.host.model import GIB
 from tests.unit.accounting.work.test_device_work import Device, idle_with
 from vramledger.accounting.sample import forget_ended
 from vramledger.accounting.work.thread_times import ThreadQuiet
-from vramledger.model.reading import (
-    ManagedMappings,
-    ProcessEntry,
-    ProcessRow,
-    Reading,
-    ThreadTimes,
-)
+from vramledger.model.reading import ManagedMappings, ProcessEntry, ProcessRow, Reading, ThreadTimes
 from vramledger.model.snapshot import Grade, Holding, State
 from vramledger.sampling.replay import shift_starts
 

@@ -52,9 +52,8 @@ CASES = [
     case("cgroupfs driver, cgroup v1: bare UID and id, the runtime is not told",
         f"11:devices:/kubepods/burstable/pod{UID}/{A}", f"1:name=systemd:/kubepods/burstable/pod{UID}/{A}",
         pod_uid=UID, by=("", A)),
-    case(
-        "cgroupfs driver, a guaranteed pod, cgroup v2", f"0::/kubepods/pod{UID}/{A}", pod_uid=UID, by=("", A),
-    ),
+    case("cgroupfs driver, a guaranteed pod, cgroup v2", f"0::/kubepods/pod{UID}/{A}", pod_uid=UID,
+        by=("", A)),
     case("a static pod: its UID is a hash without dashes (netdata#4868)",
         "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod8daa50c3a64c9ff60bb9eab7b44b56fd.slice/"
         f"cri-containerd-{A}.scope", pod_uid="8daa50c3a64c9ff60bb9eab7b44b56fd", by=("containerd", A)),
@@ -161,9 +160,8 @@ def test_the_order_of_the_lines_does_not_matter() -> None:
 
 WORDS = """/ .. : :: pod kubepods kubepods.slice docker slurm uid_1 job_1 step_0 slurmstepd.scope
 user@1.service .scope lxc lxc.payload. a.service ../../etc/passwd 1:name=systemd:/ 0::/"""
-PIECES = st.sampled_from(
-    [*WORDS.split(), " (deleted)", "\n", "\0", '"', "\\", "\ufffd", A, UID, SLICE, "x" * 65536]
-)
+HOSTILE = " (deleted)", "\n", "\0", '"', "\\", "\ufffd", A, UID, SLICE, "x" * 65536
+PIECES = st.sampled_from([*WORDS.split(), *HOSTILE])
 LINES = st.lists(st.lists(PIECES | st.text(max_size=20), max_size=12).map("".join), max_size=6)
 
 

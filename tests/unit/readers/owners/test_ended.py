@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from tests.support.sure import sure
 from tests.support.waiting import wait_until
+from tests.unit.readers.owners.test_reader import KUBELET as POD
 from tests.unit.readers.owners.test_reader import UID, A, B, docker, facts, pod
 from vramledger.model.reading import Owner, ProcessFacts, ProcessRow
 from vramledger.readers.hosts.host import Host
@@ -19,13 +20,13 @@ from vramledger.readers.owners import ended, host_files, reader
 from vramledger.readers.owners.host_files import HostFiles
 from vramledger.readers.owners.reader import OwnerReader, resolve_owner
 
-POD = f"/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-containerd-{A}.scope"
 DOCKER = f"/system.slice/docker-{A}.scope"
 STEP = "/system.slice/slurmstepd.scope/job_9/step_0"
 NESTED = f"/system.slice/docker-{B}.scope{POD}"
+TASKS = "run/containerd/io.containerd.runtime.v2.task"
 MARKS = {
     "pod": (POD, f"var/lib/kubelet/pods/{UID}"),
-    "Docker": (DOCKER, f"run/containerd/io.containerd.runtime.v2.task/moby/{A}"),
+    "Docker": (DOCKER, f"{TASKS}/moby/{A}"),
     "Podman": (f"/machine.slice/libpod-{A}.scope/container", f"run/crun/{A}"),
     "Slurm": (f"{STEP}/user/task_0", f"sys/fs/cgroup{STEP}/slurm"),
 }
@@ -77,14 +78,8 @@ def neighbour_of(tmp_path: Path, path: str, mark: str) -> Scene:
 
 NEVER_SEEN = {
     **{name: mark for name, mark in MARKS.items() if name != "pod"},
-    "nerdctl": (
-        f"/system.slice/nerdctl-{A}.scope",
-        f"run/containerd/io.containerd.runtime.v2.task/default/{A}",
-    ),
-    "containerd of Kubernetes": (
-        f"/kubepods/burstable/pod{UID}/cri-containerd-{A}.scope",
-        f"run/containerd/io.containerd.runtime.v2.task/k8s.io/{A}",
-    ),
+    "nerdctl": (f"/system.slice/nerdctl-{A}.scope", f"{TASKS}/default/{A}"),
+    "Kubernetes": (f"/kubepods/burstable/pod{UID}/cri-containerd-{A}.scope", f"{TASKS}/k8s.io/{A}"),
     "CRI-O": (f"/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/crio-{A}.scope", f"run/crun/{A}"),
 }
 
@@ -207,9 +202,8 @@ def test_a_process_that_left_its_container_is_orphaned_only_when_that_is_gone(tm
     assert [scene.look() for _ in range(3)] == [None, None, None]
     cgroup.rmdir()
     assert scene.look() is None
-    assert scene.look() == (
-        f"its container {A[:12]} has ended: the process is outside of its cgroup, which was removed"
-    )
+    why = f"its container {A[:12]} has ended: the process is outside of its cgroup, which was removed"
+    assert scene.look() == why
 
 
 @pytest.mark.parametrize("now", [("0::/user.slice/user-1000.slice/session-5.scope",), None])
@@ -248,7 +242,7 @@ class Clock:
 
 def test_a_file_system_that_hangs_costs_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Facts come in time without names, and again when the names were found."""
-    pod(tmp_path)
+    pod(tmp_path, "main")
     release = threading.Event()
     names = HostFiles.list_names
 
@@ -258,8 +252,7 @@ def test_a_file_system_that_hangs_costs_names(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(HostFiles, "list_names", hang)
     owners = OwnerReader(Host(Path("/proc")), tmp_path)
-    first = owners.add_owners([facts(POD)], timeout=0.01)
-    assert [each.owner and each.owner.name for each in first] == [UID]
+    assert [each.owner and each.owner.name for each in owners.add_owners([facts(POD)], timeout=0.01)] == [UID]
     release.set()
     late: list[ProcessFacts] = []
 

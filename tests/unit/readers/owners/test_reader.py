@@ -15,44 +15,37 @@ from vramledger.model.reading import Owner, ProcessFacts
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.program_names import find_notebook
 from vramledger.readers.owners.host_files import HostFiles
-from vramledger.readers.owners.reader import (
-    LOOK_AGAIN,
-    UnitUsers,
-    resolve_from_facts,
-    resolve_owner,
-)
+from vramledger.readers.owners.reader import LOOK_AGAIN, UnitUsers, resolve_from_facts, resolve_owner
 
 A = "e58a24d4a722c99712cff74ef69d93311089584eb32617b3890e0dcb996133f1"
 B = "5eed917563583925ffdbd40a64efb2aaffe58638e57add8becaf460fe74f5b1c"
 UID = "a5c1f8d5-1919-434d-add7-4afaafdaef89"
 KUBELET = f"/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-containerd-{A}.scope"
+MANAGER = "/user.slice/user-1000.slice/user@1000.service"
 NOTEBOOK = "/home/ada/work/gan.ipynb"
 ID = "0f3a9d52-7c11-4b6e-9a55-1d2c3b4a5f60"
+TRAIN = Owner("pod", "ml/train-0", namespace="ml", pod="train-0", container="main")
 
 
 def facts(*paths: str, user: str | None = "ada", claims: str = "") -> ProcessFacts:
     """Make the facts of a process in these cgroups."""
     owner = Owner("user", user or "", notebook=claims) if claims else None
-    lines = tuple(f"0::{path}" for path in paths)
-    return ProcessFacts(42, 7, uid=1000, user=user, cgroup=lines, owner=owner)
+    return ProcessFacts(42, 7, uid=1000, user=user, cgroup=tuple(f"0::{each}" for each in paths), owner=owner)
 
 
-def pod(
-    root: Path, namespace: str = "ml", name: str = "train-0", containers: tuple[str, ...] = ("main",)
-) -> None:
-    """Make the kubelet's directories for the pod."""
+def pod(root: Path, *containers: str) -> None:
+    """Make the kubelet's directories for the pod; the last of its containers has a log."""
     for container in containers:
-        (root / f"var/log/pods/{namespace}_{name}_{UID}/{container}").mkdir(parents=True)
-    (root / "var/log/containers").mkdir(parents=True, exist_ok=True)
-    (root / f"var/log/containers/{name}_{namespace}_{containers[-1]}-{A}.log").symlink_to("/nowhere")
+        (root / f"var/log/pods/ml_train-0_{UID}/{container}").mkdir(parents=True)
+    (root / "var/log/containers").mkdir()
+    (root / f"var/log/containers/train-0_ml_{containers[-1]}-{A}.log").symlink_to("/nowhere")
 
 
 def docker(root: Path, container: str, name: object) -> None:
     """Make Docker's file for a container, with an environment that must not be shown."""
     place = root / f"var/lib/docker/containers/{container}"
     place.mkdir(parents=True)
-    config = {"Name": name, "Config": {"Env": ["HF_TOKEN=secret"]}}
-    (place / "config.v2.json").write_text(json.dumps(config))
+    (place / "config.v2.json").write_text(json.dumps({"Name": name, "Config": {"Env": ["HF_TOKEN=secret"]}}))
 
 
 def podman(root: Path, listed: object) -> None:
@@ -69,18 +62,15 @@ def answer(root: Path, known: ProcessFacts) -> Owner | None:
 
 def test_a_pod_has_the_kubelets_names(tmp_path: Path) -> None:
     """Namespace, pod and container come from the kubelet's directories, with no API and no link followed."""
-    pod(tmp_path, containers=("sidecar", "main"))
-    assert answer(tmp_path, facts(KUBELET)) == Owner(
-        "pod", "ml/train-0", namespace="ml", pod="train-0", container="main"
-    )
+    pod(tmp_path, "sidecar", "main")
+    assert answer(tmp_path, facts(KUBELET)) == TRAIN
 
 
 def test_a_pod_without_the_second_directory_names_its_only_container(tmp_path: Path) -> None:
     """If the ids of containers are not known, a single container is chosen, and of several none."""
     for name in ("main", "sidecar"):
         (tmp_path / f"var/log/pods/ml_train-0_{UID}/{name}").mkdir(parents=True)
-        found = sure(answer(tmp_path, facts(KUBELET)))
-        assert found.container == ("main" if name == "main" else A[:12])
+        assert sure(answer(tmp_path, facts(KUBELET))).container == ("main" if name == "main" else A[:12])
 
 
 def test_a_pod_without_names_is_its_uid(tmp_path: Path) -> None:
@@ -93,18 +83,13 @@ def test_a_pod_without_names_is_its_uid(tmp_path: Path) -> None:
 def test_a_pod_of_docker_is_named_by_its_container(tmp_path: Path) -> None:
     """The name that the kubelet gives to its containers in Docker names the pod if nothing else does."""
     docker(tmp_path, A, f"/k8s_main_train-0_ml_{UID}_0")
-    path = f"/kubepods/burstable/pod{UID}/{A}"
-    assert answer(tmp_path, facts(path)) == Owner(
-        "pod", "ml/train-0", namespace="ml", pod="train-0", container="main"
-    )
+    assert answer(tmp_path, facts(f"/kubepods/burstable/pod{UID}/{A}")) == TRAIN
 
 
 def test_docker_in_a_pod_is_the_pods(tmp_path: Path) -> None:
     """The pod is the owner, and the container is the innermost that this host has a name for."""
-    pod(tmp_path, containers=("dind",))
-    assert answer(tmp_path, facts(f"{KUBELET}/docker/{B}")) == Owner(
-        "pod", "ml/train-0", namespace="ml", pod="train-0", container="dind"
-    )
+    pod(tmp_path, "dind")
+    assert answer(tmp_path, facts(f"{KUBELET}/docker/{B}")) == TRAIN._replace(container="dind")
 
 
 @pytest.mark.parametrize(
@@ -114,9 +99,8 @@ def test_docker_in_a_pod_is_the_pods(tmp_path: Path) -> None:
 def test_docker_containers_have_dockers_name(tmp_path: Path, name: object, shown: str) -> None:
     """A container has the name that Docker wrote; an invalid name leaves the short id."""
     docker(tmp_path, A, name)
-    assert answer(tmp_path, facts(f"/system.slice/docker-{A}.scope")) == Owner(
-        "container", shown, container=shown
-    )
+    found = answer(tmp_path, facts(f"/system.slice/docker-{A}.scope"))
+    assert found == Owner("container", shown, container=shown)
 
 
 def test_podman_containers_have_podmans_name(tmp_path: Path) -> None:
@@ -148,8 +132,8 @@ def test_broken_runtime_files_cost_the_name_only(tmp_path: Path, content: str) -
 def test_rootless_containers_are_not_looked_for_among_roots(tmp_path: Path) -> None:
     """A user's cgroup with the name of root's container does not get that container's name."""
     podman(tmp_path, [{"id": A, "names": ["production"]}])
-    path = f"/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{A}.scope"
-    assert answer(tmp_path, facts(path)) == Owner("user", "ada", unit="user@1000.service")
+    found = answer(tmp_path, facts(f"{MANAGER}/user.slice/libpod-{A}.scope"))
+    assert found == Owner("user", "ada", unit="user@1000.service")
 
 
 @pytest.mark.parametrize(
@@ -167,7 +151,7 @@ def test_rootless_containers_are_not_looked_for_among_roots(tmp_path: Path) -> N
 )
 def test_a_notebook_keeps_its_label_and_owner(tmp_path: Path, path: str, kind: str, name: str) -> None:
     """The program itself says that it is a notebook, so whatever the kernel attests is the owner."""
-    pod(tmp_path)
+    pod(tmp_path, "main")
     found = sure(answer(tmp_path, facts(path, claims=NOTEBOOK)))
     assert (found.type, found.name, found.notebook) == (kind, name, NOTEBOOK)
 
@@ -176,24 +160,18 @@ def test_a_notebook_keeps_its_label_and_owner(tmp_path: Path, path: str, kind: s
     ("path", "kind", "name"),
     [
         ("/system.slice/ollama.service", "unit", "ollama.service"),
-        ("/user.slice/user-1000.slice/user@1000.service/app.slice/train.service", "user", "ada"),
+        (f"{MANAGER}/app.slice/train.service", "user", "ada"),
         ("/system.slice/run-r2f.scope", "unit", "run-r2f.scope"),
         ("/user.slice/user-1000.slice/session-5.scope", "user", "ada"),
-        ("/user.slice/user-1000.slice/user@1000.service/init.scope", "user", "ada"),
-        ("/user.slice/user-1000.slice/user@1000.service/tmux-spawn-0f.scope", "user", "ada"),
-        (
-            "/user.slice/user-1000.slice/user@1000.service/app.slice/app-org.gnome.Terminal.slice/vte-spawn-1.scope",
-            "user",
-            "ada",
-        ),
+        (f"{MANAGER}/init.scope", "user", "ada"),
+        (f"{MANAGER}/tmux-spawn-0f.scope", "user", "ada"),
+        (f"{MANAGER}/app.slice/app-org.gnome.Terminal.slice/vte-spawn-1.scope", "user", "ada"),
         ("/system.slice/ssh.service", "user", "ada"),
         ("/system.slice/cron.service", "user", "ada"),
         ("/", "user", "ada"),
     ],
 )
-def test_a_unit_answers_if_it_says_more_than_the_user(
-    tmp_path: Path, path: str, kind: str, name: str
-) -> None:
+def test_a_unit_that_says_more_than_the_user_answers(tmp_path: Path, path: str, kind: str, name: str) -> None:
     """A service is an owner; for a login, a terminal, sshd and cron the owner is the user."""
     found = sure(answer(tmp_path, facts(path)))
     assert (found.type, found.name) == (kind, name)
@@ -209,7 +187,7 @@ def test_who_is_nobody_has_no_owner(tmp_path: Path) -> None:
 def test_links_are_not_followed(tmp_path: Path, link: str) -> None:
     """A link in the place of an expected directory, or above it, is not followed."""
     elsewhere = tmp_path / "elsewhere"
-    pod(elsewhere)
+    pod(elsewhere, "main")
     host = tmp_path / "host"
     (host / link).parent.mkdir(parents=True, exist_ok=True)
     (host / link).symlink_to(elsewhere / link)
@@ -245,23 +223,12 @@ def test_a_path_cannot_leave_the_tree(tmp_path: Path, path: str) -> None:
     assert tree.read(f"{path}/x", 100) is None
 
 
-NAMES = st.text(min_size=1, max_size=60).filter(
-    lambda name: (
-        "/" not in name
-        and "\0" not in name
-        and name not in (".", "..")
-        and len(name.encode(errors="replace")) < 250
-    )
-)
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=60)
+FOLDERS = NAMES.map(lambda name: f"{name}_{UID}") | st.builds("{}_{}_{}".format, NAMES, NAMES, st.just(UID))
 
 
 @settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.lists(
-        NAMES.map(lambda name: f"{name}_{UID}") | st.builds("{}_{}_{}".format, NAMES, NAMES, st.just(UID)),
-        max_size=4,
-    )
-)
+@given(st.lists(FOLDERS, max_size=4))
 def test_hostile_names_are_no_labels(tmp_path_factory: pytest.TempPathFactory, names: list[str]) -> None:
     """A name that Kubernetes does not allow is ignored: the pod keeps its UID or a valid name."""
     root = tmp_path_factory.mktemp("host")
@@ -320,7 +287,6 @@ def test_hostile_environments_give_short_printable_names(argv: list[str], value:
 
 
 __all__ = ["proc"]
-
 ANN, BOB, DAEMON = 1001, 200_000, 990
 HUB = "/system.slice/jupyterhub.service"
 
