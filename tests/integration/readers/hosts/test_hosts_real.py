@@ -16,7 +16,6 @@ from tests.support.waiting import wait_until
 from vramledger.model.reading import ProcessFacts, ProcessRow
 from vramledger.readers.hosts.host import Host
 
-PROC = Path("/proc")
 ADOPTED = "whoever adopts"
 
 
@@ -107,11 +106,6 @@ EXPECTED: dict[str, tuple[Seen, Seen]] = {
 TREES = {tree.name: tree for tree in (*HEALTHY, *LEFTOVERS)}
 
 
-@pytest.fixture
-def host() -> Host:
-    return Host(PROC)
-
-
 def _row(host: Host, pid: int) -> ProcessRow:
     return sure(host.row(pid))
 
@@ -121,8 +115,7 @@ def _facts(host: Host, pid: int) -> ProcessFacts:
 
 
 def _leads(leader: int, holder: int, parent: int, launcher: int | None) -> str:
-    names = {parent: "parent", launcher: "launcher", holder: "self"}
-    return names.get(leader, "other")
+    return {parent: "parent", launcher: "launcher", holder: "self"}.get(leader, "other")
 
 
 WORKER_SIGNS = "LOCAL_RANK TORCHELASTIC_RUN_ID OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK RAY_RAYLET_PID".split()
@@ -194,11 +187,9 @@ def test_a_container_shows_its_own_pids(host: Host) -> None:
     """The init of a PID namespace is recognised; so is a parent that is one."""
     with containers.container_init.play() as cast:
         main, child = (_facts(host, pid) for pid in cast.pids)
-    assert main.nspid == (main.pid, 1)
-    assert child.nspid[0] == child.pid
+    assert (main.nspid, child.nspid[0]) == ((main.pid, 1), child.pid)
     assert child.nspid[1] > 1
-    assert child.parent is not None
-    assert (child.parent.pid, child.parent.init) == (main.pid, True)
+    assert (sure(child.parent).pid, sure(child.parent).init) == (main.pid, True)
 
 
 def test_a_zombie_leader_still_has_its_name(host: Host) -> None:

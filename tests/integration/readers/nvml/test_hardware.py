@@ -3,17 +3,16 @@
 import pytest
 
 from tests.support.nvml_readers import read
-from tests.support.standin.library import GIB, MIB, Code, StandIn
+from tests.support.standin.library import GIB, MIB, Code, Device, StandIn
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.driver import Driver
 from vramledger.readers.nvml.hardware import HARDWARE_METRICS
 
 
 @pytest.fixture(autouse=True)
-def _older_gpu(standin_here: StandIn) -> None:
+def _older_gpu(device: Device) -> None:
     """Take a GPU without GPM, whose counters would replace one of the queries."""
-    for number in range(standin_here.device_count):
-        standin_here.device(number).set(gpm_supported=0)
+    device.set(gpm_supported=0)
 
 
 def test_hardware_is_in_base_units(standin_here: StandIn, reader: DeviceReader) -> None:
@@ -65,8 +64,7 @@ SLOW_FUNCTIONS = ("TotalEnergyConsumption", "FieldValues", "PcieThroughput", "BA
 def test_expensive_readings_have_their_own_pace(standin_here: StandIn, reader: DeviceReader) -> None:
     """A query that takes more than 100 µs runs every ten seconds; its value is kept in between."""
     for second in range(10):
-        energy = read(reader, float(second)).hardware["device_energy_joules_total"]
-        assert energy == 5000
+        assert read(reader, float(second)).hardware["device_energy_joules_total"] == 5000
         standin_here.device(0).set(energy=6_000_000)
     counts = {name: standin_here.calls(f"nvmlDeviceGet{name}") for name in SLOW_FUNCTIONS}
     assert counts == {**dict.fromkeys(SLOW_FUNCTIONS, 1), "PcieThroughput": 2, "FieldValues": 2}
@@ -80,8 +78,7 @@ def test_a_collector_that_is_off_calls_nothing(standin_here: StandIn) -> None:
     (reader,) = driver.readers(frozenset({"ledger", "process"}))
     reading = read(reader)
     driver.close()
-    assert set(reading.hardware) == {"device_recovery_action"}
-    assert reading.memory is not None
+    assert (set(reading.hardware), reading.memory is not None) == ({"device_recovery_action"}, True)
     for name in ("PowerUsage", "Temperature", "ClockInfo", "PcieThroughput", "BAR1MemoryInfo"):
         assert standin_here.calls(f"nvmlDeviceGet{name}") == 0
 
