@@ -62,10 +62,8 @@ async def test_the_snapshot_arrives(protocol: str, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(("password", "up"), [("wonder", True), ("wrong", False)])
-async def test_prometheus_gets_in(tmp_path: Path, password: str, up: bool) -> None:
+async def test_prometheus_gets_in(file: Path, authority: Authority, password: str, up: bool) -> None:
     """With its certificate and the password Prometheus has our data; with a wrong password it has none."""
-    authority = Authority(tmp_path)
-    authority.sign("server")
     own = authority.sign("client", "DNS:prometheus.test")
     text = tls("  client_allowed_sans: [prometheus.test]\n", clients="ca.pem") + USERS
     files = {"ca_file": authority.pair.certificate, "cert_file": own.certificate, "key_file": own.key}
@@ -75,7 +73,7 @@ async def test_prometheus_gets_in(tmp_path: Path, password: str, up: bool) -> No
         "tls_config": {name: str(path) for name, path in files.items()},
     }
     async with (
-        serve_secured(tmp_path / "web.yml", text, trusting(authority.pair, own)) as exporter,
-        scraping(tmp_path, exporter.port, float(up), **how) as engine,
+        serve_secured(file, text, trusting(authority.pair, own)) as exporter,
+        scraping(file.parent, exporter.port, float(up), **how) as engine,
     ):
         assert bool(engine.query("vramledger_up")) == up

@@ -108,9 +108,7 @@ async def test_the_port_is_free_when_serving_has_ended() -> None:
 
 
 @pytest.mark.parametrize(("sent", "answer"), [(b"", b""), (b"GET / HTT", b""), (HEALTH, b"healthy.\n")])
-async def test_who_asks_no_more_goes(
-    sent: bytes, answer: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_asks_no_more_goes(sent: bytes, answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection without a whole request, or without another one, ends by itself."""
     monkeypatch.setattr(app, "_KEEP_ALIVE", 0.01)
     async with serve(LOOPBACK, Shown()) as (address,), connected(address.port, sent) as (reader, _):

@@ -48,9 +48,7 @@ FIRST = "pid:[4026531836]"
     [(FIRST, "6.8.0-40-generic", True), (FIRST, None, True), ("pid:[4026532177]", None, False),
      (None, None, None), (FIRST, WSL, False)],
 )  # fmt: skip
-def test_the_pid_namespace_has_its_inode(
-    proc: FakeProc, link: str | None, kernel: str | None, expected: bool | None
-) -> None:
+def test_pid_namespaces(proc: FakeProc, link: str | None, kernel: str | None, expected: bool | None) -> None:
     """Only the kernel's first PID namespace is the host's, and in WSL2 it has not every holder of the GPU."""
     (proc.root / "self/ns").mkdir(parents=True)
     if kernel is not None:

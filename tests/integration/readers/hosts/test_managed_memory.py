@@ -163,12 +163,10 @@ def test_the_figures_of_a_host_and_a_node(tmp_path: Path, available: int, free: 
     assert memory.node(1) == NodeMemory(*figures, shared=50 * KIB)
 
 
-@pytest.mark.parametrize(
-    "content", ["", "MemTotal: 10 kB\n", "MemTotal: 0 kB\nMemAvailable: 0 kB\n", "\xff\n"]
-)
-def test_what_the_kernel_does_not_tell_is_not_known(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize("text", ["", "MemTotal: 10 kB\n", "MemTotal: 0 kB\nMemAvailable: 0 kB\n", "\xff\n"])
+def test_what_the_kernel_does_not_tell_is_not_known(tmp_path: Path, text: str) -> None:
     """Without a total and an estimate there is no figure, and a missing file is the same."""
-    (tmp_path / "meminfo").write_text(content, encoding="latin-1")
+    (tmp_path / "meminfo").write_text(text, encoding="latin-1")
     for place in (tmp_path, tmp_path / "none"):
         assert SystemMemory(str(place), tmp_path).host() is None
 

@@ -3,11 +3,9 @@
 import pytest
 
 from tests.support.nvml_readers import read
-from tests.support.standin.library import Code, Device, StandIn
+from tests.support.standin.library import MIB, Code, Device, StandIn
 from tests.support.sure import sure
 from vramledger.readers.nvml.device_reader import DeviceReader
-
-MIB = 2**20
 
 
 def test_counters_are_means_in_base_units(standin_here: StandIn, reader: DeviceReader) -> None:

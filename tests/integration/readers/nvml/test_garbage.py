@@ -73,16 +73,14 @@ def test_a_list_that_claims_to_be_endless_gets_no_room(standin_here: StandIn, re
 @pytest.mark.parametrize(
     "code", [Code.FUNCTION_NOT_FOUND, Code.ARGUMENT_VERSION_MISMATCH, Code.NOT_SUPPORTED]
 )
-@pytest.mark.parametrize(
-    "function", ["nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMemoryInfo_v2"]
-)
-def test_what_worked_failed(standin_here: StandIn, reader: DeviceReader, function: str, code: Code) -> None:
+@pytest.mark.parametrize("query", ["nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMemoryInfo_v2"])
+def test_what_worked_failed(standin_here: StandIn, reader: DeviceReader, query: str, code: Code) -> None:
     """A query that was answered once is not unsupported later, and no older version replaces it."""
-    standin_here.fail(function, code)
+    standin_here.fail(query, code)
     failed = read(reader)
     assert failed.failed
     assert failed.memory is None or failed.processes is None
-    standin_here.fail(function, Code.SUCCESS)
+    standin_here.fail(query, Code.SUCCESS)
     again = read(reader)
     assert sure(again.memory).reserved is not None
     assert (again.failed, {entry.pid for entry in again.processes or ()}) == ((), {7, 8})

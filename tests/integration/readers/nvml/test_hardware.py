@@ -44,16 +44,12 @@ def test_hardware_is_in_base_units(standin_here: StandIn, reader: DeviceReader) 
     }  # fmt: skip
 
 
-def test_an_unknown_performance_state_is_absent(standin_here: StandIn, reader: DeviceReader) -> None:
-    """State 32 is NVML's "unknown", not a P-state."""
-    standin_here.device(0).set(performance_state=32)
-    assert "device_performance_state" not in read(reader).hardware
-
-
-def test_throttle_reasons_of_a_newer_driver_are_left_out(standin_here: StandIn, reader: DeviceReader) -> None:
-    """Unknown bits do not change the reasons of the known ones."""
-    standin_here.device(0).set(throttle_reasons=1 << 40 | 1)
-    active = read(reader).hardware["device_throttle_active"]
+def test_what_is_not_known_is_left_out(device: Device, reader: DeviceReader) -> None:
+    """State 32 is NVML's "unknown", and no P-state; unknown reasons to throttle do not change the others."""
+    device.set(performance_state=32, throttle_reasons=1 << 40 | 1)
+    hardware = read(reader).hardware
+    assert "device_performance_state" not in hardware
+    active = hardware["device_throttle_active"]
     assert isinstance(active, dict)
     assert [reason for reason, value in active.items() if value] == ["gpu_idle"]
 

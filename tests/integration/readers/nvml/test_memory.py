@@ -113,7 +113,7 @@ def test_an_instance_of_a_coherent_gpu_is_coherent(device: Device, open_reader: 
 
 
 @pytest.mark.parametrize("total", [None, 0, HOST], ids=["a GB10", "no bytes", "the host's"])
-def test_a_gpu_without_memory_uses_the_hosts(
+def test_the_hosts_memory(
     standin_here: StandIn, open_reader: Open, tmp_path: Path, total: int | None
 ) -> None:
     """Where the driver has no total, 0 or the host's, what can be taken of the host's memory is free.

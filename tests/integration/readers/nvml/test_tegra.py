@@ -72,10 +72,8 @@ def test_nvmap_names_the_holders(open_reader: Open, tmp_path: Path) -> None:
         "user                          python3     2001       1024K\n"
         f"vi                             kernel        0       4096K\n{TOTAL}",
     )
-    assert read(open_reader()).processes == (
-        ProcessEntry(1570, 20480 * KIB, "C"),
-        ProcessEntry(2001, 2098176 * KIB, "C"),
-    )
+    shell, python = ProcessEntry(1570, 20480 * KIB, "C"), ProcessEntry(2001, 2098176 * KIB, "C")
+    assert read(open_reader()).processes == (shell, python)
 
 
 @pytest.mark.parametrize(

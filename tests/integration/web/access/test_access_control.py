@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from textwrap import indent
 
 import aiohttp
 import pytest
@@ -168,25 +169,21 @@ async def test_tls_as_the_file_says(file: Path, authority: Authority, more: str)
         del reader
 
 
-async def test_a_certificate_and_key_within_the_file(file: Path, tmp_path: Path) -> None:
+async def test_a_certificate_and_key_within_the_file(file: Path, authority: Authority) -> None:
     """Certificate and key may be in the file itself, and are not written to a disk."""
-    authority = Authority(tmp_path)
-    pair = authority.sign("server")
-    lines = "".join(
-        f"  {key}: |\n" + "".join(f"    {line}\n" for line in path.read_text(encoding="ascii").splitlines())
-        for key, path in (("cert", pair.certificate), ("key", pair.key))
+    cert, key = (
+        indent(file.with_name(f"server.{kind}").read_text("ascii"), "    ") for kind in ("pem", "key")
     )
-    async with serve_secured(file, f"tls_server_config:\n{lines}", trusting(authority.pair)) as exporter:
+    text = f"tls_server_config:\n  cert: |\n{cert}  key: |\n{key}"
+    async with serve_secured(file, text, trusting(authority.pair)) as exporter:
         assert (await exporter.ask()).status == 200
 
 
 @pytest.mark.parametrize(("policy", "without"), [("RequireAndVerifyClientCert", False),
                                                  ("VerifyClientCertIfGiven", True)])  # fmt: skip
-async def test_client_certificates(file: Path, tmp_path: Path, policy: str, without: bool) -> None:
+async def test_client_certificates(file: Path, authority: Authority, policy: str, without: bool) -> None:
     """A client's certificate must be of the named authority; without one only the lenient policy allows."""
-    authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
-    authority.sign("server")
-    own, other = authority.sign("client"), stranger.sign("other")
+    own, other = authority.sign("client"), Authority(file.parent, "stranger").sign("other")
     text = tls(f"  client_ca_file: ca.pem\n  client_auth_type: {policy}\n")
     async with serve_secured(file, text, trusting(authority.pair, own)) as exporter:
         assert (await exporter.ask()).status == 200

@@ -19,13 +19,7 @@ from tests.support.requirements import do_without, require_root
 from tests.support.secured import ALICE, header, serve_secured
 from tests.support.secured import USERS as SECURED_USERS
 from vramledger.web.access import passwords
-from vramledger.web.access.passwords import (
-    FailureBudget,
-    PasswordResult,
-    Passwords,
-    connection_source,
-    failure_source,
-)
+from vramledger.web.access.passwords import PasswordResult, Passwords, connection_source
 
 USERS = {name: bcrypt.hashpw(word.encode()[:72], bcrypt.gensalt(4)).decode() for name, word in
          (("alice", "wonder"), ("björn", "größe ☃"), ("long", "x" * 80))}  # fmt: skip
@@ -154,7 +148,7 @@ async def test_the_same_login_twice_at_once_is_computed_once(checks: Passwords, 
 
 def test_the_memory_of_failures_is_bounded() -> None:
     """Failures of very many addresses do not fill our memory."""
-    budget = FailureBudget(lambda: 0.0)
+    budget = passwords.FailureBudget(lambda: 0.0)
     for number in range(3 * passwords._ADDRESSES_MAX):  # noqa: SLF001
         budget.record_failure(str(number))
     assert len(budget._used) == passwords._ADDRESSES_MAX  # noqa: SLF001
@@ -173,7 +167,7 @@ def test_the_memory_of_failures_is_bounded() -> None:
 )
 def test_failures_are_counted_by_network(address: str, source: str) -> None:
     """An IPv6 host has 2^64 addresses; IPv4 addresses on a socket for both are not one network."""
-    assert failure_source(address) == source
+    assert passwords.failure_source(address) == source
 
 
 async def test_users_of_this_host_are_told_apart(tmp_path: Path) -> None:

@@ -21,9 +21,7 @@ def read(tmp_path: Path, text: str) -> AccessSettings:
     return read_settings(path)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "# nothing\n", "tls_server_config:", "tls_server_config: {}\nrate_limit:"]
-)
+@pytest.mark.parametrize("text", ["", "# none\n", "tls_server_config:", "tls_server_config: {}\nrate_limit:"])
 def test_an_empty_file_opens_the_door(tmp_path: Path, text: str) -> None:
     """A file without settings gives plain HTTP for everybody, like no file."""
     assert read(tmp_path, text) == AccessSettings()
