@@ -92,8 +92,7 @@ def test_another_users_server_is_not_asked(tmp_path: Path, stage: Stage) -> None
     require_root()
     with serve_vllm(tmp_path) as server:
         assert find_server(PROC, row(server.engine)) is not None
-        theirs = row(stage.start(user=65534).pid)
-        assert find_server(PROC, theirs._replace(ppid=server.pid)) is None
+        assert find_server(PROC, row(stage.start(user=65534).pid)._replace(ppid=server.pid)) is None
 
 
 def test_a_server_in_another_network_namespace_is_not_asked(tmp_path: Path) -> None:

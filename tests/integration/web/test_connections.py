@@ -20,6 +20,7 @@ from tests.support.certificates import Authority
 from tests.support.requirements import require_root
 from tests.support.secured import ALICE, USERS, header, serve_secured, tls, trusting
 from tests.support.serving import HEALTH, LOOPBACK, Stream, client, connected
+from tests.support.sure import sure
 from tests.support.waiting import PATIENCE
 from vramledger.config import ListenAddress
 from vramledger.web import connections
@@ -112,8 +113,7 @@ async def test_few_strangers_are_kept(file: Path, monkeypatch: pytest.MonkeyPatc
         url = f"http://127.0.0.1:{exporter.port}/-/healthy"
         async with kept.get(url) as answer:
             assert answer.status == 200
-        assert kept.connector is not None
-        ((before, *_),) = kept.connector._conns.values()  # noqa: SLF001
+        ((before, *_),) = sure(kept.connector)._conns.values()  # noqa: SLF001
         strangers = [await opened(stack, exporter.port, b"GET / HT") for _ in range(7)]
         for reader, _ in strangers[:4]:
             with contextlib.suppress(ConnectionError):
@@ -123,7 +123,7 @@ async def test_few_strangers_are_kept(file: Path, monkeypatch: pytest.MonkeyPatc
             assert await status(reader) == 401
         async with kept.get(url) as answer:
             assert answer.status == 200
-        ((after, *_),) = kept.connector._conns.values()  # noqa: SLF001
+        ((after, *_),) = sure(kept.connector)._conns.values()  # noqa: SLF001
         assert after[0] is before[0], "its connection was not closed meanwhile"
 
 
@@ -212,11 +212,9 @@ def test_who_listens_to_all_has_any_name() -> None:
     loopback = ListenAddress("127.0.0.1", 1)
     assert names_of_loopback([loopback, ListenAddress("0.0.0.0", 1)], []) is None  # noqa: S104
     assert names_of_loopback([ListenAddress("/run/socket", 0)], []) is None
-    names = names_of_loopback([loopback, ListenAddress("::1", 1)], [ListenAddress("GPU-host", 1)])
-    assert names is not None
-    assert is_name_of_this_host("gpu-host:10839", names)
-    assert is_name_of_this_host("", names)
-    assert not is_name_of_this_host("other", names)
+    names = sure(names_of_loopback([loopback, ListenAddress("::1", 1)], [ListenAddress("GPU-host", 1)]))
+    for name, ours in (("gpu-host:10839", True), ("", True), ("other", False)):
+        assert is_name_of_this_host(name, names) is ours
 
 
 ACTIVATED = """
@@ -254,11 +252,10 @@ async def test_who_sends_no_requests_within_tls_is_cut_off(file: Path, authority
             *("openssl", "s_client", "-tls1_3", "-connect", f"127.0.0.1:{exporter.port}"),
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        assert client.stdin is not None
         with contextlib.suppress(ConnectionError):
             while client.returncode is None:
-                client.stdin.write(b"K\n")
-                await asyncio.wait_for(client.stdin.drain(), PATIENCE)
+                sure(client.stdin).write(b"K\n")
+                await asyncio.wait_for(sure(client.stdin).drain(), PATIENCE)
         assert (await exporter.ask("/-/healthy")).status == 200
         await asyncio.wait_for(client.wait(), PATIENCE)
 

@@ -111,9 +111,8 @@ def test_an_agent_at_work_does_not_change_rows() -> None:
         pool._replace(figures={name: value + 1000 for name, value in pool.figures.items()})
         for pool in told.pools[uuid]
     )
-    later = replace(held, last_active=NOW + 1, quiet_since=NOW + 1)
     after = replace(
-        snapshot(device(0, [later]), serial=2),
+        snapshot(device(0, [replace(held, last_active=NOW + 1, quiet_since=NOW + 1)]), serial=2),
         time=NOW + 1,
         agents={7: replace(told, received=NOW + 1, pools={uuid: pools}, collections=4)},
     )

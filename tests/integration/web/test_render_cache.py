@@ -60,8 +60,7 @@ async def test_a_page_that_was_quick_needs_no_thread(renders: RenderCache) -> No
     for serial, slow in enumerate((False, False, True, False, False)):
         pages = [renders.share(Snapshot(serial), "text", make(slow=slow)) for _ in range(3)]
         assert await asyncio.gather(*pages) == [b"page"] * 3
-    main = threading.main_thread().name
-    assert [name == main for name in threads] == [False, True, True, False, True]
+    assert [name == threading.main_thread().name for name in threads] == [False, True, True, False, True]
 
 
 @pytest.mark.parametrize("quick", [False, True], ids=["in a thread", "in the loop"])

@@ -184,8 +184,7 @@ async def test_beyond_max_requests_is_503_at_once() -> None:
 @pytest.mark.parametrize("path", ["/metrics", "/api/v1/ledger"])
 async def test_answers_that_nobody_reads_do_not_pile_up(path: str) -> None:
     """With --web.max-requests answers that wait to be read, the next one is not even made."""
-    config = replace(LOOPBACK, max_requests=2)
-    async with served(Shown(crowd(4, 64)), config, kernel_keeps=4096) as client:
+    async with served(Shown(crowd(4, 64)), replace(LOOPBACK, max_requests=2), kernel_keeps=4096) as client:
         with ExitStack() as stack:
             for _ in range(2):
                 reader = stack.enter_context(socket.create_connection(("127.0.0.1", client.port)))

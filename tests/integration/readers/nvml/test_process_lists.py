@@ -236,9 +236,6 @@ def seconds(standin_here: StandIn, reader: DeviceReader) -> Seconds:
     return begun
 
 
-# --- the list of processes -----------------------------------------------------------------------
-
-
 def test_a_list_that_cannot_have_changed_is_read_every_five_seconds(seconds: Seconds) -> None:
     """While used bytes stay, one sample in five reads the list, and each says whole who holds what."""
     assert sum(seconds.asked(LIST, 20)) == 4
@@ -304,9 +301,6 @@ def test_a_gpu_that_was_lost_is_read_whole(standin_here: StandIn, seconds: Secon
     standin_here.device(0).set_processes([(30, GIB + MIB)])
     seconds.now += 10.0
     assert seconds.sample().processes == (ProcessEntry(30, GIB + MIB, "C"),)
-
-
-# --- the rows of utilisation ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("busy", [True, False], ids=["busy", "quiet"])

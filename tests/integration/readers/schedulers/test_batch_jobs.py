@@ -81,8 +81,7 @@ def test_jobs_and_their_gpus(start: Start, tmp_path: Path) -> None:
     start(f"{SCOPE}/job_42/step_0/user/task_1", SLURM_STEP_GPUS="4", CUDA_VISIBLE_DEVICES="0")
     start(f"{SCOPE}/job_43/step_batch/user/task_0", CUDA_VISIBLE_DEVICES="0", GPU_DEVICE_ORDINAL="0")
     first = Grant("slurm", "41", ("nvidia0", "nvidia2", "nvidia3"))
-    second = Grant("slurm", "42", ("nvidia1", "nvidia4"))
-    assert read(tmp_path) == Scheduler("slurm", GPUS, (first, second))
+    assert read(tmp_path) == Scheduler("slurm", GPUS, (first, Grant("slurm", "42", ("nvidia1", "nvidia4"))))
 
 
 def test_jobs_in_the_first_version_of_cgroups(start: Start, tmp_path: Path) -> None:
@@ -97,8 +96,7 @@ def test_slurms_number_is_a_position_in_gres_conf(start: Start, tmp_path: Path) 
     """With ``File=/dev/nvidia[2-3]`` Slurm's number 0 is ``/dev/nvidia2``, and Slurm manages no other GPU."""
     configure(tmp_path, "NodeName=n[1-4] Name=gpu Type=h200 File=/dev/nvidia[2-3]\n")
     start(f"{SCOPE}/job_41/step_batch/user/task_0", SLURM_JOB_GPUS="0")
-    grants = (Grant("slurm", "41", ("nvidia2",)),)
-    assert read(tmp_path) == Scheduler("slurm", ("nvidia2", "nvidia3"), grants)
+    assert read(tmp_path) == Scheduler("slurm", ("nvidia2", "nvidia3"), (Grant("slurm", "41", ("nvidia2",)),))
 
 
 @pytest.mark.parametrize("text", ["AutoDetect=nvml\n", "Name=gpu File=/dev/nvidia0\n"])
@@ -126,8 +124,7 @@ def test_what_the_prolog_has_recorded(start: Start, tmp_path: Path) -> None:
     start(f"{SCOPE}/job_41/step_batch/user/task_0", SLURM_JOB_GPUS="0,1,2")
     start(f"{SCOPE}/job_45/step_extern/user/task_0", SLURM_JOB_GPUS="3")
     start(f"{SCOPE}/{sluid}/step_batch/user/task_0", SLURM_JOB_GPUS="3")
-    found = sure(read(tmp_path))
-    assert found.grants == tuple(
+    assert sure(read(tmp_path)).grants == tuple(
         Grant("slurm", job, (device,), user="ada", account="physics")
         for job, device in (("41", "nvidia5"), ("44", "nvidia1/gi2"), ("49", "nvidia6"))
     )

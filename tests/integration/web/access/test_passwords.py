@@ -189,8 +189,7 @@ async def test_users_of_this_host_are_told_apart(tmp_path: Path) -> None:
 
     async with serve_secured(tmp_path / "web.yml", SECURED_USERS) as exporter:
         sources = [(f"127.0.{number}.7", ("alice", str(number))) for number in range(12)]
-        wrong = [await status(exporter.port, 12345, *source) for source in sources]
-        assert wrong == [401] * 10 + [429] * 2
+        assert [await status(exporter.port, 12345, *each) for each in sources] == [401] * 10 + [429] * 2
         assert await status(exporter.port, 12345, "127.9.9.9", ALICE) == 429
         assert await status(exporter.port, 12346, "127.0.0.1", ALICE) == 200
 
@@ -224,5 +223,4 @@ def test_no_address_of_this_host_hides_its_user() -> None:
             with connected:
                 accepted, peer = listening.accept()
                 with accepted:
-                    source = connection_source(peer, accepted.getsockname())
-                    assert source == "this host, user 12345", address
+                    assert connection_source(peer, accepted.getsockname()) == "this host, user 12345", address

@@ -46,15 +46,14 @@ async def test_a_change_within_a_reload(file: Path, monkeypatch: pytest.MonkeyPa
         assert (await exporter.ask(auth=ALICE)).status == 200
 
 
-async def test_what_was_missing_is_found_when_it_comes(
-    file: Path, authority: Authority, tmp_path: Path
-) -> None:
+async def test_what_was_missing_is_found_when_it_comes(file: Path, authority: Authority) -> None:
     """A file that names a certificate which is not there yet is used as soon as it is there."""
-    late = authority.sign("new").certificate.rename(tmp_path / "late")
+    new = authority.sign("new").certificate
+    late = new.rename(file.with_name("late"))
     async with serve_secured(file, tls(), trusting(authority.pair)) as exporter:
         write_config(file, tls(server="new") + USERS)
         await until_answered(exporter.ask, lambda answer: "last_reload_successful 0" in answer.text)
-        late.rename(tmp_path / "new.pem")
+        late.rename(new)
         await until_answered(exporter.ask, 401)
 
 
