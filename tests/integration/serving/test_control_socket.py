@@ -49,6 +49,7 @@ LONG = 20
 """Seconds: longer than an exporter may be held up here."""
 
 SOON = 5.0
+SPAN = {"from": 1.5, "to": 2.5}
 LARGE = bytes(range(256)) * 4096
 
 
@@ -110,7 +111,7 @@ async def test_a_snapshot_of_any_size_arrives_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "question",
-    [{"ask": "at", "at": 1.25}, *({"ask": each, "from": 1.5, "to": 2.5} for each in ("since", "readings"))],
+    [{"ask": "at", "at": 1764108000.25}, *({"ask": each, **SPAN} for each in ("since", "readings"))],
 )
 async def test_a_question_about_the_past_arrives(tmp_path: Path, question: dict[str, Any]) -> None:
     """The storage gets exactly the question of a command."""

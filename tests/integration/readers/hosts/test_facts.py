@@ -40,7 +40,7 @@ OVERWRITTEN = [b"\0" * 400, b" --lr=0.1\0" + b"\0" * 90, b"a long title", b"PATH
 
 
 KEPT = [b"", b"A=1\0", b"odd\0A=1\0", b"BASH_FUNC_x%%=() {  :\n}\0A=\0"]
-"""Odd words in one do not make a title."""
+"""Ordinary ones: one without bytes is known to be empty, and odd words do not make a title."""
 
 
 @pytest.mark.parametrize(

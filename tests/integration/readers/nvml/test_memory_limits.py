@@ -104,7 +104,7 @@ def test_a_limit_of_our_own_is_a_partition(open_reader: Open, tmp_path: Path) ->
 
 @pytest.mark.parametrize(("soft", "guaranteed"), [(GIB, GIB), (2**64 - 1, None)])
 def test_limits_of_the_driver(device: Device, open_reader: Open, soft: int, guaranteed: int | None) -> None:
-    """Without the controller NVML is asked for the cgroup's whole path; a guarantee of all is no garbage."""
+    """Without the controller NVML is asked, for the whole path; a guarantee of all makes no garbage."""
     device.limit("/sys/fs/cgroup/slurm/job_41", soft=soft, hard=10 * GIB, used=8 * GIB)
     reading = read(open_reader())
     assert reading.limits == (CgroupLimit("/slurm/job_41", guaranteed, 10 * GIB, 8 * GIB),)
