@@ -14,7 +14,7 @@ from tests.support.host.model import GIB, MIB
 from tests.support.judging import Entry
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.reading import decode
-from vramledger.model.snapshot import DeviceSnapshot, Snapshot, State
+from vramledger.model.snapshot import Snapshot, State
 from vramledger.sampling.replay import read_recording
 from vramledger.storage.reduction import expand_reading, reduce_reading
 from vramledger.verdicts.cleanliness import CANNOT_TELL, NOT_CLEAN, CheckTolerance, check_devices
@@ -33,12 +33,6 @@ def last(name: str) -> Snapshot:
     return judging.replay(judging.HOME, ENTRIES[f"machine-{name}"])[-1]
 
 
-def only(snapshot: Snapshot) -> DeviceSnapshot:
-    """Return the only device."""
-    (device,) = snapshot.devices
-    return device
-
-
 @pytest.mark.parametrize(
     ("name", "status"),
     [("coherent", NOT_CLEAN), ("orin", NOT_CLEAN), ("orin-unprivileged", CANNOT_TELL), ("wsl2", CANNOT_TELL)],
@@ -51,8 +45,7 @@ def test_check_of_a_machine(name: str, status: int) -> None:
 @of_each_machine
 def test_every_machine_says_that_it_was_not_seen(entry: Entry, project: Path) -> None:
     """Nobody takes a recording by hand for a measurement, and the table of machines names it."""
-    assert SEEN in entry.note
-    assert SEEN in entry.gpu
+    assert all(SEEN in each for each in (entry.note, entry.gpu))
     assert f"`{entry.name}`" in (project / DOCUMENT).read_text("utf-8")
 
 
@@ -68,22 +61,20 @@ def test_every_test_of_the_table_exists(project: Path) -> None:
 
 
 @pytest.mark.parametrize(("failed", "unknown"), [((), 4 * GIB + 9 * MIB), (("processes",), None)])
-def test_a_vgpu_without_a_list_of_processes_blames_nobody(
-    failed: tuple[str, ...], unknown: int | None
-) -> None:
+def test_a_vgpu_without_a_list_blames_nobody(failed: tuple[str, ...], unknown: int | None) -> None:
     """Where the driver has no list, all used bytes are unknown; where its list fails, there is no ledger."""
     (reading, *_) = read_recording(judging.HOME / ENTRIES["machine-vgpu"].file)
     (gpu,) = reading.devices
     silent = replace(reading, devices=(replace(gpu, processes=None, failed=failed),), rows=(), facts=())
-    ledger = only(HoldingTracker(idle_after=6).update(silent)).ledger
+    (device,) = HoldingTracker(idle_after=6).update(silent).devices
+    ledger = device.ledger
     assert (ledger and ledger.states[State.UNKNOWN]) == unknown
     assert ledger is None or ledger.unattributed == 0
 
 
 def test_what_nothing_counts_cannot_be_known() -> None:
     """Where nothing counts work, on an instance without GPM, the evidence says so."""
-    snapshot = last("mig-without-gpm")
-    (holding,) = snapshot.devices[1].holdings
+    (holding,) = last("mig-without-gpm").devices[1].holdings
     assert "cannot be known" in holding.why
     assert (holding.working, holding.wasted) == (None, False)
 

@@ -20,17 +20,14 @@ ENTRIES = judging.load()
 of_each_recording = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 
 
-@pytest.fixture(scope="session")
-def replayed() -> Callable[[Entry], list[Snapshot]]:
-    """Return a function that replays each recording only once in a session."""
-    known: dict[str, list[Snapshot]] = {}
+KNOWN: dict[str, list[Snapshot]] = {}
 
-    def replay(entry: Entry) -> list[Snapshot]:
-        if entry.name not in known:
-            known[entry.name] = judging.replay(judging.HOME, entry)
-        return known[entry.name]
 
-    return replay
+def replayed(entry: Entry) -> list[Snapshot]:
+    """Replay a recording, each only once."""
+    if entry.name not in KNOWN:
+        KNOWN[entry.name] = judging.replay(judging.HOME, entry)
+    return KNOWN[entry.name]
 
 
 def test_every_file_is_promised_something() -> None:
@@ -42,13 +39,13 @@ def test_every_file_is_promised_something() -> None:
 
 
 @of_each_recording
-def test_verdicts(entry: Entry, replayed: Callable[[Entry], list[Snapshot]]) -> None:
+def test_verdicts(entry: Entry) -> None:
     """Every holder is in its state, every ledger balances to the byte, at most 1 % is unattributed."""
     assert judging.problems(entry, replayed(entry)) == []
 
 
 @of_each_recording
-def test_golden_scrape(entry: Entry, replayed: Callable[[Entry], list[Snapshot]]) -> None:
+def test_golden_scrape(entry: Entry) -> None:
     """The last reading's scrape is unchanged: 'python -m tests.lab.recordings' rewrites it."""
     actual = judging.golden(replayed(entry)[-1]).decode()
     assert judging.golden_path(judging.HOME, entry).read_text().splitlines() == actual.splitlines()
@@ -60,15 +57,14 @@ def test_promtool_finds_nothing(require_tool: Callable[[str], Path]) -> None:
     for entry in ENTRIES:
         page = judging.golden_path(judging.HOME, entry).read_bytes()
         if not (families := set(re.findall(rb"^# TYPE (\w+)", page, re.MULTILINE))) <= seen:
-            done = subprocess.run(
-                [promtool, "check", "metrics"], input=page, capture_output=True, check=False
-            )
+            command: list[str | Path] = [promtool, "check", "metrics"]
+            done = subprocess.run(command, input=page, capture_output=True, check=False)
             assert (done.returncode, done.stdout + done.stderr) == (0, b""), entry.name
             seen |= families
     assert len(seen) > 50
 
 
-def test_a_broken_promise_is_noticed(replayed: Callable[[Entry], list[Snapshot]]) -> None:
+def test_a_broken_promise_is_noticed() -> None:
     """The judge finds differences: another state, another holder and another namespace fail."""
     entry = next(entry for entry in ENTRIES if entry.name == "stopped")
     (pid,) = entry.expected

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.standin.library import StandIn
+from tests.support.standin.library import Device, StandIn
 from vramledger.config import SamplingConfig
 from vramledger.model.reading import DeviceReading
 from vramledger.readers.nvml.device_reader import DeviceReader
@@ -15,6 +15,12 @@ from vramledger.readers.nvml.driver import Driver
 ALL = SamplingConfig().collectors | {"pcie"}
 
 Open = Callable[[], list[DeviceReader]]
+
+
+@pytest.fixture
+def device(standin_here: StandIn) -> Device:
+    """Return the stand-in's only GPU."""
+    return standin_here.device(0)
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
 """A stored past: a simulated host, recorded by the exporter's own parts, faster than it happens."""
 
+import asyncio
 import json
 import os
+import socket
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -11,13 +13,16 @@ from typing import Any
 from tests.support.host.model import EPOCH, GIB, Gpu, Host, Process
 from tests.support.host.programs import Fixed, Held, Torch, idle, in_bursts, notebook, sawtooth, steady
 from vramledger.accounting.tracker import HoldingTracker
+from vramledger.logs import settings
+from vramledger.metrics.storage import StorageHealth
 from vramledger.model.reading import Reading, decode, encode
 from vramledger.model.snapshot import DeviceSnapshot, Snapshot
+from vramledger.serving.storage import Storage
 from vramledger.storage.answers import answer, open_past
 from vramledger.storage.keeper import open_directory
 from vramledger.storage.past_writer import PastWriter
 from vramledger.storage.process import StorageProcess
-from vramledger.storage.protocol import HEADER, NAME, STATUS, Moment
+from vramledger.storage.protocol import HEADER, NAME, STATUS, Moment, keeper_command
 from vramledger.storage.recorder import Recorder
 from vramledger.views.timeline import Timeline
 
@@ -130,6 +135,16 @@ class StoredPast:
         self.now += self.host.interval
         return snapshot
 
+    def send_to(self, storage: Storage) -> None:
+        """Send this moment's reading to an exporter's storage; who has said "again" has lost those before."""
+        if storage.again.is_set():
+            storage.again.clear()
+            self.recorder.begin_again()
+        reading = self.reading()
+        storage.send(self.recorder.record(reading))
+        self.tracker.update(reading)
+        self.now += 1
+
     def watch(self, seconds: float) -> Snapshot:
         end = self.now + seconds
         while True:
@@ -148,6 +163,17 @@ class StoredPast:
         first, _, content = answer(self.path, question).partition(b"\n")
         lines = [json.loads(each) for each in content.splitlines()]
         return json.loads(first), lines if question["ask"] == "readings" else lines[0]
+
+
+async def start_storage(path: Path, *before: str) -> tuple[Storage, asyncio.subprocess.Process]:
+    """Start the process that stores, behind another command; return what talks to it, and the process."""
+    config = {"path": str(path), "retention": 1e9, "size": 2**29, "user": None, "host": "machine-1"}
+    command = keeper_command(json.dumps(config), *settings())
+    ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    with other:
+        keeper = await asyncio.create_subprocess_exec(*before, *command, stdin=other.fileno())
+    return Storage(keeper, ours, StorageHealth(2**29, 1e9)), keeper
 
 
 def small_host(seed: int = 1) -> Host:

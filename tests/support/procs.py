@@ -5,6 +5,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,6 +58,10 @@ class FakeProc:
         (place / "maps").write_bytes(maps)
         (place / "cgroup").write_bytes(b"0::/user.slice\n")
         return parse_stat(pid, line)
+
+    def facts(self, **files: Any) -> ProcessFacts:  # noqa: ANN401 those of ``add``
+        """Add process 42, and read its facts."""
+        return known(Host(self.root).facts(self.add(42, **files)))
 
     def hold(self, pid: int, *targets: str) -> None:
         """Let a process have these files open, and no others."""

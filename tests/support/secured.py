@@ -21,6 +21,13 @@ ALICE = ("alice", "wonder")
 USERS = f"basic_auth_users:\n  alice: {HASH}\n"
 
 
+def tls(more: str = "", server: str = "server", *, clients: str = "") -> str:
+    """Write settings of TLS with a certificate, and with one of this authority that each client must have."""
+    if clients:
+        more = f"  client_ca_file: {clients}\n  client_auth_type: RequireAndVerifyClientCert\n{more}"
+    return f"tls_server_config:\n  cert_file: {server}.pem\n  key_file: {server}.key\n{more}"
+
+
 def header(login: Login | None) -> dict[str, str]:
     """Write a login as the header of a request."""
     if login is None:

@@ -100,9 +100,12 @@ async def connected(port: int, data: bytes = b"", host: str = "127.0.0.1") -> As
             await writer.wait_closed()
 
 
-async def until(condition: Callable[[], Awaitable[object]]) -> None:
-    """Repeat a check until it is true; ``tests/conftest.py`` sets the deadline."""
-    while not await condition():  # noqa: ASYNC110 - another process or thread has no event of ours to set
+async def until(condition: Callable[[], object]) -> None:
+    """Repeat a check, also one to await, until it is true; ``tests/conftest.py`` sets the deadline."""
+    while True:
+        found = condition()
+        if await found if isinstance(found, Awaitable) else found:
+            return
         await asyncio.sleep(0.005)
 
 

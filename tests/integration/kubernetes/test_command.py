@@ -7,10 +7,11 @@ import json
 import os
 import resource
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -19,8 +20,7 @@ from tests.support.certificates import Authority, Pair
 from tests.support.kubernetes_api import NODE, ApiServer, serve_api, write_account
 from tests.support.requirements import require_root
 from tests.support.secured import ALICE, USERS, serve_secured, trusting
-from tests.support.serving import served
-from tests.support.waiting import PATIENCE
+from tests.support.serving import served, until
 from vramledger.errors import StartupError
 from vramledger.kubernetes.command import (
     CONDITION,
@@ -32,51 +32,44 @@ from vramledger.kubernetes.command import (
     ask_exporter,
     follow,
 )
-from vramledger.model.snapshot import Snapshot, State
+from vramledger.model.snapshot import Holding, Snapshot, State
 
 TAINT = Taint("vramledger/leftover", "NoSchedule")
 OURS = {"key": TAINT.key, "effect": TAINT.effect}
 
 
+class Cluster(NamedTuple):
+    """The files of a service account, and the certificate of the API server."""
+
+    account: Path
+    pair: Pair
+
+
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> tuple[Authority, Pair]:
-    """Make the cluster's authority, and the API server's certificate."""
-    made = Authority(tmp_path_factory.mktemp("cluster"))
-    return made, made.sign("apiserver")
-
-
-def node_of(api: ApiServer, account: Path) -> KubernetesNode:
-    """Return the node as a pod of the cluster reaches it."""
-    environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(api.port)}
-    return KubernetesNode(NODE, TAINT, environ, account)
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+    authority = Authority(tmp_path_factory.mktemp("cluster"))
+    account = write_account(tmp_path_factory.mktemp("account"), authority.pair)
+    return Cluster(account, authority.sign("apiserver"))
 
 
 SERIAL = itertools.count(1)
 
 
-def left() -> Snapshot:
-    """Return a host with one orphan, of this moment."""
-    found = snapshot(device(0, (holding(7, state=State.ORPHANED),), hidden=()), serial=next(SERIAL))
-    return replace(found, time=time.time())
+ORPHAN = holding(7, state=State.ORPHANED)
 
 
-def clean() -> Snapshot:
-    """Return a host without any holder, of this moment."""
-    return replace(snapshot(device(0, (), hidden=()), serial=next(SERIAL)), time=time.time())
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + PATIENCE
-    while not reached():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.005)
+def host_with(*holders: Holding) -> Snapshot:
+    """Return a host with these holders, of this moment."""
+    return replace(snapshot(device(0, holders, hidden=()), serial=next(SERIAL)), time=time.time())
 
 
 @asynccontextmanager
-async def loop(node: KubernetesNode, url: str) -> AsyncIterator[None]:
-    """Run the loop at a hundred questions a second, with a span of three answers."""
-    task = asyncio.create_task(follow(node, ExporterAddress(url), NodeJudge(0.03, 5.0, "boot"), 0.01))
+async def loop(api: ApiServer, cluster: Cluster, port: int) -> AsyncIterator[None]:
+    """Run the loop at a hundred questions a second, with a span of three answers, as a pod of the cluster."""
+    environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(api.port)}
+    node = KubernetesNode(NODE, TAINT, environ, cluster.account)
+    exporter = ExporterAddress(f"http://127.0.0.1:{port}")
+    task = asyncio.create_task(follow(node, exporter, NodeJudge(0.03, 5.0, "boot"), 0.01))
     try:
         yield
         assert not task.done()
@@ -84,19 +77,14 @@ async def loop(node: KubernetesNode, url: str) -> AsyncIterator[None]:
         task.cancel()
 
 
-async def test_a_node_is_marked_and_freed_again(authority: tuple[Authority, Pair], tmp_path: Path) -> None:
+async def test_a_node_is_marked_and_freed_again(cluster: Cluster) -> None:
     """Taint, annotation and condition come with the leftover and go with it; all others stay."""
-    shown = Shown(clean())
-    account = write_account(tmp_path / "account", authority[0].pair)
-    async with (
-        serve_api(authority[1]) as api,
-        served(shown) as client,
-        loop(node_of(api, account), f"http://127.0.0.1:{client.port}"),
-    ):
+    shown = Shown(host_with())
+    async with serve_api(cluster.pair) as api, served(shown) as client, loop(api, cluster, client.port):
         await until(lambda: api.condition(CONDITION).get("status") == "False")
         untouched = json.dumps(api.taints)
         api.conflicts = 2
-        shown.snapshot = left()
+        shown.snapshot = host_with(ORPHAN)
         await until(lambda: OURS in api.taints)
         await until(lambda: api.condition(CONDITION)["status"] == "True")
         assert "orphaned pid 7" in api.condition(CONDITION)["message"]
@@ -104,22 +92,19 @@ async def test_a_node_is_marked_and_freed_again(authority: tuple[Authority, Pair
         assert "[7," in api.node["metadata"]["annotations"][TAINT.key]
         assert {"key": "other", "effect": "NoSchedule"} in api.taints
         assert api.condition("Ready") == {"type": "Ready", "status": "True"}
-        shown.snapshot = clean()
+        shown.snapshot = host_with()
         await until(lambda: OURS not in api.taints)
         await until(lambda: api.condition(CONDITION)["status"] == "False")
         assert json.dumps(api.taints) == untouched
         assert api.node["metadata"]["annotations"] == {"other": "kept"}
 
 
-async def test_a_frozen_exporter_frees_nobody(authority: tuple[Authority, Pair], tmp_path: Path) -> None:
+async def test_a_frozen_exporter_frees_nobody(cluster: Cluster) -> None:
     """When the exporter goes away, the taint stays and the condition becomes Unknown."""
-    account = write_account(tmp_path / "account", authority[0].pair)
-    async with serve_api(authority[1]) as api:
-        async with served(Shown(left())) as client:
-            url = f"http://127.0.0.1:{client.port}"
-            async with loop(node_of(api, account), url):
-                await until(lambda: OURS in api.taints)
-        async with loop(node_of(api, account), url):
+    async with serve_api(cluster.pair) as api:
+        async with served(Shown(host_with(ORPHAN))) as client, loop(api, cluster, client.port):
+            await until(lambda: OURS in api.taints)
+        async with loop(api, cluster, client.port):
             await until(lambda: api.condition(CONDITION).get("status") == "Unknown")
             assert OURS in api.taints
             assert "does not answer" in api.condition(CONDITION)["message"]
@@ -137,31 +122,24 @@ class Counted(Shown):
         return super().__getattribute__(name)
 
 
-async def test_a_quiet_node_costs_the_api_server_nothing(
-    authority: tuple[Authority, Pair], tmp_path: Path
-) -> None:
+async def test_a_quiet_node_costs_the_api_server_nothing(cluster: Cluster) -> None:
     """A node whose marks are right is read once, and its condition is written once."""
-    shown = Counted(clean())
-    account = write_account(tmp_path / "account", authority[0].pair)
-    async with serve_api(authority[1]) as api, served(shown) as client:
-        async with loop(node_of(api, account), f"http://127.0.0.1:{client.port}"):
+    shown = Counted(host_with())
+    async with serve_api(cluster.pair) as api, served(shown) as client:
+        async with loop(api, cluster, client.port):
             await until(lambda: api.condition(CONDITION).get("status") == "False")
             asked = len(api.asked)
             before = shown.reads
             await until(lambda: shown.reads > before + 20)
-        assert asked == 2
-        assert [each[0] for each in api.asked] == ["GET", "PATCH"]
+        assert (asked, [each[0] for each in api.asked]) == (2, ["GET", "PATCH"])
 
 
 @pytest.mark.parametrize("refusal", [401, 403, 500, 503])
-async def test_a_refusal_is_tried_again(
-    authority: tuple[Authority, Pair], tmp_path: Path, refusal: int
-) -> None:
+async def test_a_refusal_is_tried_again(cluster: Cluster, refusal: int) -> None:
     """An API server that refuses ends nothing: the mark comes when it allows it."""
-    account = write_account(tmp_path / "account", authority[0].pair)
-    async with serve_api(authority[1]) as api, served(Shown(left())) as client:
+    async with serve_api(cluster.pair) as api, served(Shown(host_with(ORPHAN))) as client:
         api.refuse = refusal
-        async with loop(node_of(api, account), f"http://127.0.0.1:{client.port}"):
+        async with loop(api, cluster, client.port):
             await until(lambda: api.refused > 5)
             assert OURS not in api.taints
             api.refuse = 0
@@ -214,7 +192,6 @@ async def test_a_stranger_gets_no_password_and_marks_no_node(tmp_path: Path, hos
     require_root()
     (tmp_path / "username").write_text("prometheus")
     (tmp_path / "password").write_text("secret")
-
     heard: list[bytes] = []
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

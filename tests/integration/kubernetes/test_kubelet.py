@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.kubelet import allocatable, claim, devices, kubelet, listed, pod
+from tests.support.sure import sure
 from vramledger.kubernetes.kubelet import (
     CHECKPOINT,
     REGISTRY,
@@ -49,10 +50,8 @@ def test_pods_and_their_devices(rootfs: Path) -> None:
         pod("dra-0", claim("gpu.nvidia.com", "gpu-3", "k8s.gpu.nvidia.com/claim=8a1b-gpu-3")),
         pod(
             "cdi-0",
-            *(
-                claim("", "", f"{each}")
-                for each in (f"nvidia.com/gpu={GPU}", "k8s.gpu.nvidia.com/claim=8a-gpu-1")
-            ),
+            claim("", "", f"nvidia.com/gpu={GPU}"),
+            claim("", "", "k8s.gpu.nvidia.com/claim=8a-gpu-1"),
         ),
         pod("web-0", devices("nvidia.com/rdma_shared", "mlx5_0"), devices("cpu.example/x", "1")),
         pod("net-0", claim("dra.net", "eth0", "example.com/nic=eth0")),
@@ -81,20 +80,16 @@ def test_a_node_with_many_pods(rootfs: Path) -> None:
     answer = listed(*pods)
     assert len(answer) > 2_000_000
     with kubelet(rootfs / SOCKET, List=lambda _: answer):
-        found = read_kubelet(rootfs)
-    assert found is not None
-    assert len(found.grants) == 20_000
-    assert found.grants[-1] == Grant("pod", "ml/p-19999", (f"{GPU}::19999",))
+        grants = sure(read_kubelet(rootfs)).grants
+    assert (len(grants), grants[-1]) == (20_000, Grant("pod", "ml/p-19999", (f"{GPU}::19999",)))
 
 
 def test_an_older_kubelet_offers_nothing(rootfs: Path) -> None:
     """Without GetAllocatableResources the assigned devices are still reported; a node may have none."""
     with kubelet(rootfs / SOCKET, List=lambda _: listed(pod("a", devices("nvidia.com/gpu", GPU)))):
-        found = read_kubelet(rootfs)
-    assert found == Scheduler("kubelet", (), (Grant("pod", "ml/a", (GPU,)),))
-    with kubelet(
-        rootfs / SOCKET, List=lambda _: listed(pod("a")), GetAllocatableResources=lambda _: allocatable()
-    ):
+        assert read_kubelet(rootfs) == Scheduler("kubelet", (), (Grant("pod", "ml/a", (GPU,)),))
+    offer = {"List": lambda _: listed(pod("a")), "GetAllocatableResources": lambda _: allocatable()}
+    with kubelet(rootfs / SOCKET, **offer):
         assert read_kubelet(rootfs) == Scheduler("kubelet", (), ())
 
 

@@ -3,8 +3,7 @@
 import os
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,9 +27,9 @@ PROC = "/proc"
 class Asked:
     """A reader with a clock, and its rounds one at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, **how: Callable[[Server], bytes | None]) -> None:
         self.now = 0.0
-        self.reader = KvCacheReader(PROC, clock=lambda: self.now)
+        self.reader = KvCacheReader(PROC, clock=lambda: self.now, **how)
 
     def round(self, *rows: ProcessRow) -> tuple[KvCache, ...]:
         self.now += READ_INTERVAL
@@ -53,10 +52,8 @@ def row(pid: int) -> ProcessRow:
     return sure(read_row(PROC, pid))
 
 
-@contextmanager
-def listening(port: int, host: str = "127.0.0.1") -> Iterator[socket.socket]:
-    with socket.create_server((host, port)) as server:
-        yield server
+def listening(port: int) -> socket.socket:
+    return socket.create_server(("127.0.0.1", port))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "", "127.0.0.2"])
@@ -65,8 +62,7 @@ def test_the_engine_and_the_server_have_the_servers_figures(tmp_path: Path, host
     with serve_vllm(tmp_path, host=host) as server:
         server.say(metrics_page(0.5, 2**30, 1000))
         engine, main = row(server.engine), row(server.pid)
-        figures = (0.5, 2**30, 1000)
-        expected = tuple(KvCache(each.pid, each.start, *figures) for each in (engine, main))
+        expected = tuple(KvCache(each.pid, each.start, 0.5, 2**30, 1000) for each in (engine, main))
         assert Asked().round(engine, main) == expected
         (request,) = server.asked()
         assert request.startswith("/metrics ")
@@ -95,10 +91,8 @@ def test_another_users_server_is_not_asked(tmp_path: Path, stage: Stage) -> None
     """A server above a holder of another user is not the holder's own."""
     require_root()
     with serve_vllm(tmp_path) as server:
-        engine = row(server.engine)
-        assert find_server(PROC, engine) is not None
-        theirs = stage.start(user=65534)
-        assert find_server(PROC, row(theirs.pid)._replace(ppid=server.pid)) is None
+        assert find_server(PROC, row(server.engine)) is not None
+        assert find_server(PROC, row(stage.start(user=65534).pid)._replace(ppid=server.pid)) is None
 
 
 def test_a_server_in_another_network_namespace_is_not_asked(tmp_path: Path) -> None:
@@ -120,9 +114,7 @@ def test_an_answer_of_another_program_counts_for_nothing(tmp_path: Path) -> None
             wait_until(lambda: find_server(PROC, engine) is None, "the end")
             return metrics_page().encode()
 
-        asked = Asked()
-        asked.reader = KvCacheReader(PROC, request=answer_and_end, clock=lambda: asked.now)
-        assert asked.round(engine) == ()
+        assert Asked(request=answer_and_end).round(engine) == ()
 
 
 def test_figures_are_gone_with_the_answers(tmp_path: Path) -> None:
@@ -151,8 +143,7 @@ def test_a_round_that_hangs_is_given_up(tmp_path: Path) -> None:
         return metrics_page(usage).encode()
 
     with serve_vllm(tmp_path) as server:
-        engine, asked = row(server.engine), Asked()
-        asked.reader = KvCacheReader(PROC, request=answer_late, clock=lambda: asked.now)
+        engine, asked = row(server.engine), Asked(request=answer_late)
         shown = []
 
         def usage() -> float | None:
@@ -203,8 +194,7 @@ def test_silent_servers_leave_requests_to_others(tmp_path: Path, monkeypatch: py
         first.say("")
         (first.home / "page").unlink()
         asked, rows = Asked(), (row(first.engine), row(second.engine))
-        assert asked.round(*rows) == ()
-        assert [each.pid for each in asked.round(*rows)] == [second.engine]
+        assert [[each.pid for each in asked.round(*rows)] for _ in range(2)] == [[], [second.engine]]
 
 
 def test_each_of_many_servers_has_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,7 @@ import os, socket, sys, threading
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from vramledger.logs import configure
-from vramledger.sampling.privileges import forbid_changes
-from vramledger.sampling.privileges import drop_privileges
+from vramledger.sampling.privileges import drop_privileges, forbid_changes
 configure("debug", "logfmt")
 home, other = map(Path, sys.argv[2:])
 opened = (other / "opened").open("w")

@@ -16,8 +16,10 @@ import pytest
 
 from tests.support.players.stage import Stage
 from tests.support.requirements import require_host_pid_namespace, require_root
+from tests.support.serving import until
 from tests.support.standin.library import GIB, Code, StandIn
 from tests.support.sure import sure
+from tests.support.waiting import wait_until
 from vramledger.config import SamplingConfig
 from vramledger.model.reading import Reading
 from vramledger.readers.hosts.driver_watch import DriverWatch
@@ -59,14 +61,7 @@ class Watched:
         """Wait until there is only a failure, and no sampler runs."""
         await until(lambda: bool(self.readings) and self.readings[-1].failure is not None)
         await until(lambda: self.supervisor.pid is None)
-        failure = sure(self.readings[-1].failure)
-        assert failure[0] == reason
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for the action of another process."""
-    while not condition():  # noqa: ASYNC110 it has no event of ours to set
-        await asyncio.sleep(0.01)
+        assert sure(self.readings[-1].failure)[0] == reason
 
 
 @asynccontextmanager
@@ -113,11 +108,9 @@ async def test_a_driver_that_comes_back_is_met_at_once(driver: StandIn, root: Pa
         await each.data()
 
 
-async def test_a_driver_that_is_installed_is_met_at_once(
-    driver: StandIn, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_new_driver_is_met(driver: StandIn, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library that appears where the loader looks for it ends the wait as well."""
-    place = tmp_path / "lib"
+    place = root.with_name("lib")
     place.mkdir()
     (place / "libnvidia-ml.so.1").touch()  # no library: the host's own is not found either
     monkeypatch.setenv("LD_LIBRARY_PATH", str(place))
@@ -144,9 +137,7 @@ async def test_the_first_that_is_killed_young_is_replaced_at_once(driver: StandI
     assert driver.calls("nvmlInit_v2") + driver.calls("nvmlInitWithFlags") == 4
 
 
-async def test_endless_changes_of_the_driver_cause_no_restart_loop(
-    driver: StandIn, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_endless_restarts(driver: StandIn, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that changes all the time soon no longer ends the wait."""
     driver.driver_error = Code.DRIVER_NOT_LOADED
     monkeypatch.setattr(supervisor, "MAX_EARLY_RESTARTS", 2)
@@ -212,8 +203,8 @@ def test_it_says_what_it_could_not_give_up_or_pass_on() -> None:
         _, errors = starter.communicate(timeout=30)
     assert starter.returncode == 0
     assert '"level": "warn"' in errors
-    assert errors.count("Could not give up all privileges") == errors.count("prctl: Operation not permitted")
-    assert "prctl: Operation not permitted" in errors
+    refused = errors.count("prctl: Operation not permitted")
+    assert errors.count("Could not give up all privileges") == refused > 0
 
 
 LONG = 3600.0
@@ -266,9 +257,7 @@ def test_trouble_ends_it(standin_here: StandIn, calm: Sampler, change: Callable[
     """No error waits for the next sample that would be due."""
     assert calm.sample_if_changed(LONG) is None
     change(standin_here)
-    deadline = time.monotonic() + 30.0
-    while (reading := calm.sample_if_changed(LONG)) is None:
-        assert time.monotonic() < deadline
+    reading = sure(wait_until(lambda: calm.sample_if_changed(LONG), "the trouble"))
     assert reading.events or reading.devices[0].error in ("timeout", "lost")
 
 

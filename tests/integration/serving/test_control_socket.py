@@ -23,6 +23,7 @@ from tests.support.control_client import read_answer, request_bytes
 from tests.support.lingering import Lingerer, lingering
 from tests.support.requirements import require_namespaces, require_root
 from tests.support.stranger import listening_as, strange
+from tests.support.sure import sure
 from vramledger.agent_server.unix_socket import _make_directory
 from vramledger.errors import StartupError
 from vramledger.serving.control_client import NoExporterError, request_past, request_release, request_snapshot
@@ -41,11 +42,14 @@ from vramledger.serving.control_socket import Caller, ControlHandlers, serve_con
 from vramledger_agent.client import UntrustedListenerError, check_listener, exporters_user
 
 Blocking: TypeAlias = "Lingerer | BlockingFiles"
+Attack = Callable[[socket.socket, Blocking], None]
+Two = tuple[int, int]
 
 LONG = 20
 """Seconds: longer than an exporter may be held up here."""
 
 SOON = 5.0
+SPAN = {"from": 1.5, "to": 2.5}
 LARGE = bytes(range(256)) * 4096
 
 
@@ -89,8 +93,7 @@ def test_the_socket_is_ready_open_to_all_and_removed(tmp_path: Path) -> None:
 
     async def serve() -> object:
         async with serving(path):
-            assert path.stat().st_mode & 0o777 == 0o666
-            assert list(path.parent.iterdir()) == [path]
+            assert (path.stat().st_mode & 0o777, list(path.parent.iterdir())) == (0o666, [path])
             return await request_release(path, 7.0)
 
     with umask(0o077):
@@ -103,20 +106,14 @@ async def test_a_snapshot_of_any_size_arrives_whole(tmp_path: Path) -> None:
     """A snapshot that is larger than every buffer arrives whole, with what the exporter says of it."""
     async with serving(tmp_path / "control.sock") as path:
         head, text = await request_snapshot(path, "7&uid=0")
-    assert head == SnapshotHead("1.2.3", "after 7&uid=0", 2.5, 600.0)
-    assert text == LARGE
+    assert (head, text) == (SnapshotHead("1.2.3", "after 7&uid=0", 2.5, 600.0), LARGE)
 
 
 @pytest.mark.parametrize(
     "question",
-    [
-        *({"ask": "at", "at": 1764108000.25}, {"ask": "since", "from": 1.5, "to": 2.5}),
-        {"ask": "readings", "from": 1.5, "to": 2.5},
-    ],
+    [{"ask": "at", "at": 1764108000.25}, *({"ask": each, **SPAN} for each in ("since", "readings"))],
 )
-async def test_a_question_about_the_past_arrives_as_it_was_asked(
-    tmp_path: Path, question: dict[str, Any]
-) -> None:
+async def test_a_question_about_the_past_arrives(tmp_path: Path, question: dict[str, Any]) -> None:
     """The storage gets exactly the question of a command."""
     async with serving(tmp_path / "control.sock") as path:
         program, head, content = await request_past(path, question)
@@ -159,20 +156,14 @@ async def test_a_long_path_is_no_longer_for_us(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mode", "owner"), [(0o777, 0), (0o1777, 0), (0o775, 12345), (0o755, 12345)])
-def test_no_socket_is_made_where_others_may_write(mode: int, owner: int) -> None:
+async def test_no_socket_is_made_where_others_may_write(control: Path, mode: int, owner: int) -> None:
     """In a directory of another user, or that others may write, also a sticky one, there is no socket."""
-    require_root()
-    with TemporaryDirectory(prefix="vl-") as name:
-        os.chown(name, owner, 12345)
-        Path(name).chmod(mode)
-
-        async def serve() -> None:
-            async with serving(Path(name, "control.sock")):
-                pass
-
-        with pytest.raises(StartupError, match=f"others may write in {name}; use a directory of root"):
-            asyncio.run(serve())
-        assert not list(Path(name).iterdir())
+    os.chown(control.parent, owner, 12345)
+    control.parent.chmod(mode)
+    with pytest.raises(StartupError, match=f"others may write in {control.parent}; use a directory of root"):
+        async with serving(control):
+            pass
+    assert not list(control.parent.iterdir())
 
 
 async def test_the_user_that_we_become_may_own_the_directory(tmp_path: Path) -> None:
@@ -234,9 +225,7 @@ def send_and_go(connection: socket.socket, lingerer: Blocking) -> None:
 @pytest.mark.repeats(kept=3)
 @pytest.mark.parametrize("kind", ["socket", "file"])
 @pytest.mark.parametrize("attack", [send_in_a_request, send_behind_a_request, send_urgently, send_and_go])
-async def test_passed_descriptors_do_nothing(
-    tmp_path: Path, attack: Callable[[socket.socket, Blocking], None], kind: str
-) -> None:
+async def test_passed_descriptors_do_nothing(tmp_path: Path, attack: Attack, kind: str) -> None:
     """A descriptor whose closing takes long delays nobody, however it comes, and is never received."""
     if kind == "file" and (attack is send_urgently or os.geteuid()):
         pytest.skip("one way to send it urgently is enough; a file system needs root")
@@ -246,12 +235,10 @@ async def test_passed_descriptors_do_nothing(
     before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208 numbers
     async with serving(tmp_path / "control.sock") as path:
         with blocking as lingerer:
-            attackers = []
-            for _ in range(3):
-                attacker = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                attacker.connect(str(path))
-                attack(attacker, lingerer)
-                attackers.append(attacker)
+            attackers = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(3)]
+            for each in attackers:
+                each.connect(str(path))
+                attack(each, lingerer)
             for _ in range(4):
                 assert await asyncio.wait_for(request_release(path, 7.0), SOON) == 7.0
                 await asyncio.wait_for(asyncio.sleep(0.5), SOON)
@@ -358,37 +345,33 @@ with socket.socket(socket.AF_UNIX) as listening:
 
 
 @pytest.mark.parametrize(("mode", "trusted"), [(0o755, True), (0o777, False)])
-def test_a_containers_root_is_no_exporter(mode: int, trusted: bool) -> None:
+def test_a_containers_root_is_no_exporter(control: Path, mode: int, trusted: bool) -> None:
     """Root of a container is trusted only where nobody but the host's root can have put the socket."""
     require_namespaces()
-    with TemporaryDirectory(prefix="listener-", dir="/run") as name:
-        place = Path(name)
-        place.chmod(mode)
-        path = place / "control.sock"
-        command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", LISTENING, str(path)]
-        with (
-            subprocess.Popen(command, stdout=subprocess.PIPE) as process,
-            socket.socket(socket.AF_UNIX) as client,
-        ):
-            try:
-                assert process.stdout is not None
-                process.stdout.readline()
-                client.connect(str(path))
-                if trusted:
-                    check_listener(client, path)
-                else:
-                    with pytest.raises(UntrustedListenerError, match="is in a container"):
-                        check_listener(client, path)
-            finally:
-                process.kill()
+    control.parent.chmod(mode)
+    command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", LISTENING, str(control)]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE) as process,
+        socket.socket(socket.AF_UNIX) as client,
+    ):
+        try:
+            sure(process.stdout).readline()
+            client.connect(str(control))
+            if trusted:
+                check_listener(client, control)
+            else:
+                with pytest.raises(UntrustedListenerError, match="is in a container"):
+                    check_listener(client, control)
+        finally:
+            process.kill()
 
 
 def test_no_directory_is_ever_open_to_all(tmp_path: Path) -> None:
     """What is made for the socket belongs to us alone from its first moment, whatever the umask is."""
     with umask(0):
         _make_directory(tmp_path / "a" / "b", parents=True)
-    modes = [stat.S_IMODE(each.stat().st_mode) for each in (tmp_path / "a", tmp_path / "a/b")]
-    assert modes == [0o755, 0o755]
+    for each in (tmp_path / "a", tmp_path / "a/b"):
+        assert stat.S_IMODE(each.stat().st_mode) == 0o755
 
 
 @pytest.mark.parametrize(
@@ -396,19 +379,14 @@ def test_no_directory_is_ever_open_to_all(tmp_path: Path) -> None:
     [((0o755, 0o755), (0, 12345), 12345), ((0o777, 0o755), (0, 12345), None),
      ((0o755, 0o775), (0, 12345), None), ((0o755, 0o755), (12345, 12345), None)],
 )  # fmt: skip
-def test_the_usual_directory_names_the_exporters_user(
-    modes: tuple[int, int], owners: tuple[int, int], found: int | None
-) -> None:
+def test_the_usual_directory_names_a_user(control: Path, modes: Two, owners: Two, found: int | None) -> None:
     """The owner of the exporter's directory is trusted if only root can have made it for them."""
-    require_root()
-    with TemporaryDirectory(prefix="vl-", dir="/run") as name:
-        above, place = Path(name, "run"), Path(name, "run", "vramledger")
-        Path(name).chmod(0o755)
-        place.mkdir(parents=True)
-        for each, mode, owner in zip((above, place), modes, owners, strict=True):
-            os.chown(each, owner, owner)
-            each.chmod(mode)
-        assert exporters_user(place) == found
+    above, place = control.with_name("run"), control.with_name("run") / "vramledger"
+    place.mkdir(parents=True)
+    for each, mode, owner in zip((above, place), modes, owners, strict=True):
+        os.chown(each, owner, owner)
+        each.chmod(mode)
+    assert exporters_user(place) == found
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import shutil
-import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -17,17 +16,16 @@ import pytest
 
 from tests.support.builders import Shown
 from tests.support.host.model import EPOCH
-from tests.support.past import StoredPast, night
-from tests.support.serving import LOOPBACK, served
+from tests.support.past import StoredPast, night, start_storage
+from tests.support.serving import connected, served, until
+from tests.support.sure import sure
 from vramledger.agent_server.connection import Peer
-from vramledger.logs import settings
-from vramledger.metrics.storage import StorageHealth
 from vramledger.serving import storage as serving_storage
 from vramledger.serving.control_messages import ControlError, Readings, StorageError
 from vramledger.serving.control_socket import Caller
 from vramledger.serving.exporter import PastDesk
 from vramledger.serving.storage import WAITING_MAX, Storage
-from vramledger.storage.protocol import NAME, keeper_command
+from vramledger.storage.protocol import NAME
 from vramledger.web.services import PageState
 
 SLOW: dict[str, str | float] = {"ask": "readings", "from": EPOCH, "to": EPOCH + 5000.0}
@@ -51,23 +49,13 @@ class Serving(NamedTuple):
         return count
 
     async def until_readers(self, count: int) -> None:
-        while self.readers() != count:  # noqa: ASYNC110 another process
-            await asyncio.sleep(0.02)
+        await until(lambda: self.readers() == count)
 
     async def store(self) -> float:
-        """Have readings stored, one after the other, and return how long it takes until one is on the disk.
-
-        What the process gets before it has said that it begins again is lost, as for the exporter.
-        """
+        """Have readings stored, one after the other, and return how long it takes until the disk has one."""
         begun, newest = time.monotonic(), self.past.now + EPOCH
         while (self.storage.health.figures().newest or 0.0) < newest:
-            if self.storage.again.is_set():
-                self.storage.again.clear()
-                self.past.recorder.begin_again()
-            reading = self.past.reading()
-            self.storage.send(self.past.recorder.record(reading))
-            self.past.tracker.update(reading)
-            self.past.now += 1
+            self.past.send_to(self.storage)
             await asyncio.sleep(0.5)
         return time.monotonic() - begun
 
@@ -91,14 +79,7 @@ async def serving(recorded: StoredPast, path: Path) -> AsyncIterator[Serving]:
     shutil.copy(recorded.path / NAME, path)
     past = StoredPast(path.with_name("other"), recorded.host)
     past.now = recorded.now + 5
-    config = {"path": str(path), "retention": 1e9, "size": 2**29, "user": None, "host": "machine-1"}
-    ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.setblocking(False)
-    with other:
-        keeper = await asyncio.create_subprocess_exec(
-            *keeper_command(json.dumps(config), *settings()), stdin=other.fileno()
-        )
-    storage = Storage(keeper, ours, StorageHealth(2**29, 1e9))
+    storage, keeper = await start_storage(path)
     await storage.open(60)
     running = asyncio.create_task(storage.run())
     try:
@@ -107,6 +88,13 @@ async def serving(recorded: StoredPast, path: Path) -> AsyncIterator[Serving]:
         running.cancel()
         await storage.end()
         await asyncio.wait_for(keeper.wait(), 30)
+
+
+async def give_up(*asking: asyncio.Task[Any]) -> None:
+    """Cancel questions, as when the one who asks has gone."""
+    for each in asking:
+        each.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
 
 
 @pytest.mark.thorough
@@ -128,9 +116,7 @@ async def test_questions_delay_nothing_that_is_stored(recorded: StoredPast, tmp_
             assert max([await now.store() for _ in range(4)]) < 10.0
             assert now.readers() == 1, "all of them together have one process"
         finally:
-            for each in visits:
-                each.cancel()
-            await asyncio.gather(*visits, return_exceptions=True)
+            await give_up(*visits)
 
 
 async def test_an_answer_that_nobody_waits_for_is_not_computed(recorded: StoredPast, tmp_path: Path) -> None:
@@ -138,19 +124,15 @@ async def test_an_answer_that_nobody_waits_for_is_not_computed(recorded: StoredP
     async with serving(recorded, tmp_path / "past") as now:
         asking = asyncio.create_task(now.storage.request(SLOW))
         await now.until_readers(1)
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+        await give_up(asking)
         await asyncio.wait_for(now.until_readers(0), 60)
-        while len(now.keeper.children()) > 1:  # noqa: ASYNC110 nothing of one that has ended stays
-            await asyncio.sleep(0.02)
+        await until(lambda: len(now.keeper.children()) <= 1)  # nothing of one that has ended stays
         with pytest.raises(StorageError, match="in time"):
             await now.storage.request(SLOW, 0.05)
         await asyncio.wait_for(now.until_readers(0), 60)
         waiting = [asyncio.create_task(now.storage.request(SLOW)) for _ in range(5)]
         await now.until_readers(1)
-        for each in waiting:
-            each.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        await give_up(*waiting)
         head, content = await now.storage.request(QUICK, 60)
         assert (head, json.loads(content)["covered_seconds"]) == ({}, 100.0)
 
@@ -184,17 +166,12 @@ async def test_an_administrator_waits_for_no_visitor(recorded: StoredPast, tmp_p
         try:
             await now.until_readers(1)
             await now.storage.request(QUICK)
-            left = sum(not each.done() for each in asking)
-            assert WAITING_MAX / 2 < left <= WAITING_MAX
+            assert WAITING_MAX / 2 < sum(not each.done() for each in asking) <= WAITING_MAX
         finally:
-            for each in asking:
-                each.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
+            await give_up(*asking)
 
 
-async def test_a_question_of_a_command_that_was_ended_is_not_computed(
-    recorded: StoredPast, tmp_path: Path
-) -> None:
+async def test_a_question_of_an_ended_command_is_not_computed(recorded: StoredPast, tmp_path: Path) -> None:
     """The process that asked is watched, not its connection alone."""
     async with serving(recorded, tmp_path / "past") as now:
         client = await asyncio.create_subprocess_exec("sleep", "600")
@@ -202,8 +179,7 @@ async def test_a_question_of_a_command_that_was_ended_is_not_computed(
         desk = PastDesk(expected=True)
         desk.storage = now.storage
         caller = Caller(Peer(pid=client.pid, start=0, uid=0, pidfd=pidfd), outside=True)
-        request = Readings(EPOCH, EPOCH + 5000.0)
-        asking = asyncio.create_task(desk.answer(request, caller))
+        asking = asyncio.create_task(desk.answer(Readings(EPOCH, EPOCH + 5000.0), caller))
         await now.until_readers(1)
         client.kill()
         with pytest.raises(ControlError, match="has ended"):
@@ -213,9 +189,7 @@ async def test_a_question_of_a_command_that_was_ended_is_not_computed(
         await client.wait()
 
 
-async def test_damage_that_a_reader_meets_is_handled_by_the_writer(
-    recorded: StoredPast, tmp_path: Path
-) -> None:
+async def test_damage_that_a_reader_meets_is_the_writers(recorded: StoredPast, tmp_path: Path) -> None:
     """A question that meets a damaged page is answered with an error, and storing goes on in a new file."""
     async with serving(recorded, tmp_path / "past") as now:
         await now.store()
@@ -226,12 +200,9 @@ async def test_damage_that_a_reader_meets_is_handled_by_the_writer(
                 page.write(b"\xff" * 4096)
         with pytest.raises(StorageError):
             await now.storage.request({"ask": "since", "from": 0.0, "to": 1e11}, 60)
-        while not list((tmp_path / "past").glob("*damaged*")):  # noqa: ASYNC110 another process
-            await asyncio.sleep(0.05)
+        await until(lambda: list((tmp_path / "past").glob("*damaged*")))
         await now.store()
-        last_error = now.storage.health.figures().last_error
-        assert last_error is not None
-        assert "damaged" in last_error[1]
+        assert "damaged" in sure(now.storage.health.figures().last_error)[1]
 
 
 async def test_a_visitor_who_leaves_stops_the_answer(recorded: StoredPast) -> None:
@@ -246,10 +217,8 @@ async def test_a_visitor_who_leaves_stops_the_answer(recorded: StoredPast) -> No
             left.set()
         raise AssertionError
 
-    live = Shown(recorded.tracker.blank)
-    async with served(live, LOOPBACK, state=PageState(past=ask)) as client:
-        _, writer = await asyncio.open_connection("127.0.0.1", client.port)
-        writer.write(b"GET /api/v1/past?at=1000000000 HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        await asyncio.wait_for(asked.wait(), 20)
-        writer.close()
+    request = b"GET /api/v1/past?at=1000000000 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    async with served(Shown(recorded.tracker.blank), state=PageState(past=ask)) as client:
+        async with connected(client.port, request):
+            await asyncio.wait_for(asked.wait(), 20)
         await asyncio.wait_for(left.wait(), 20)

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import json
 import os
 import resource
 import socket
@@ -14,12 +13,11 @@ from random import Random
 
 import pytest
 
-from tests.support.past import StoredPast, night
-from vramledger.logs import settings
+from tests.support.past import StoredPast, night, start_storage
 from vramledger.metrics.storage import StorageHealth
 from vramledger.serving.control_messages import StorageError
 from vramledger.serving.storage import NOT_OPENED, Storage
-from vramledger.storage.protocol import READY, keeper_command
+from vramledger.storage.protocol import READY
 
 
 def open_descriptors() -> set[tuple[int, str]]:
@@ -43,26 +41,15 @@ def room_for(count: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def ours_and_its() -> tuple[socket.socket, socket.socket]:
-    """Return both ends of a connection of a storage."""
-    ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.setblocking(False)
-    return ours, other
-
-
-def storage_of(keeper: Process, ours: socket.socket) -> Storage:
-    """Return a storage of which nothing is known."""
-    return Storage(keeper, ours, StorageHealth(2**29, 604800.0))
-
-
 @pytest.mark.parametrize("room", [0, 1, 2, 3])
 async def test_a_start_without_descriptors_leaves_none_open(room: int) -> None:
     """However many descriptors are left when the process is requested, a failure closes what was opened."""
-    ours, other = ours_and_its()
+    ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
     with ours, other:
         keeper = await asyncio.create_subprocess_exec("true")
         await keeper.wait()
-        storage = storage_of(keeper, ours)
+        storage = Storage(keeper, ours, StorageHealth(2**29, 604800.0))
         other.send(READY)
         before = open_descriptors()
         with room_for(room), pytest.raises(OSError, match="Too many open files"):
@@ -78,30 +65,23 @@ async def test_a_start_without_descriptors_leaves_none_open(room: int) -> None:
 async def until_up(storage: Storage, past: StoredPast) -> None:
     """Sample until readings reach the disk."""
     while not storage.health.figures().up:
-        if storage.again.is_set():
-            storage.again.clear()
-            past.recorder.begin_again()
-        reading = past.reading()
-        storage.send(past.recorder.record(reading))
-        past.tracker.update(reading)
-        past.now += 1
+        past.send_to(storage)
         await asyncio.sleep(0.05)
+
+
+async def start_hanging(path: Path, gate: Path) -> tuple[Storage, Process]:
+    """Start a storage whose process hangs until somebody writes into a gate, and do not wait for it."""
+    os.mkfifo(gate)
+    storage, keeper = await start_storage(path, "sh", "-c", 'read _ < "$0"; exec "$@"', str(gate))
+    with pytest.raises(asyncio.TimeoutError):
+        await storage.open(0.01)
+    return storage, keeper
 
 
 async def test_a_disk_that_answers_late_is_used_then(tmp_path: Path) -> None:
     """A disk that hangs at the start is an error until it answers; then samples are stored."""
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    where = tmp_path / "past"
-    config = {"path": str(where), "retention": 1e6, "size": 2**29, "user": None, "host": "machine-1"}
-    ours, other = ours_and_its()
-    hanging = ["sh", "-c", 'read _ < "$0"; exec "$@"', str(gate)]
-    command = keeper_command(json.dumps(config), *settings())
-    with other:
-        keeper = await asyncio.create_subprocess_exec(*hanging, *command, stdin=other.fileno())
-    storage = storage_of(keeper, ours)
-    with pytest.raises(asyncio.TimeoutError):
-        await storage.open(0.01)
+    gate, where = tmp_path / "gate", tmp_path / "past"
+    storage, _ = await start_hanging(where, gate)
     with pytest.raises(StorageError, match=NOT_OPENED):
         await storage.request({"ask": "restore"})
     running = asyncio.create_task(storage.run())
@@ -116,14 +96,6 @@ async def test_a_disk_that_answers_late_is_used_then(tmp_path: Path) -> None:
 
 async def test_who_never_opened_the_directory_is_ended(tmp_path: Path) -> None:
     """When the exporter ends while the disk still hangs, no process of its storage stays."""
-    ours, other = ours_and_its()
-    os.mkfifo(tmp_path / "gate")
-    with other:
-        keeper = await asyncio.create_subprocess_exec(
-            "sh", "-c", 'read _ < "$0"', str(tmp_path / "gate"), stdin=other.fileno()
-        )
-    storage = storage_of(keeper, ours)
-    with pytest.raises(asyncio.TimeoutError):
-        await storage.open(0.01)
+    storage, keeper = await start_hanging(tmp_path / "past", tmp_path / "gate")
     await storage.end()
     assert keeper.returncode == -9

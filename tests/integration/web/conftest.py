@@ -7,6 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.certificates import Authority
+from vramledger.web.access import access_control
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at a web configuration file a hundred times a second."""
+    monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
 
 
 @pytest.fixture

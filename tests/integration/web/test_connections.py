@@ -18,8 +18,9 @@ from aiohttp import http_parser
 from tests.support.builders import Shown
 from tests.support.certificates import Authority
 from tests.support.requirements import require_root
-from tests.support.secured import ALICE, USERS, header, serve_secured, trusting
+from tests.support.secured import ALICE, USERS, header, serve_secured, tls, trusting
 from tests.support.serving import HEALTH, LOOPBACK, Stream, client, connected
+from tests.support.sure import sure
 from tests.support.waiting import PATIENCE
 from vramledger.config import ListenAddress
 from vramledger.web import connections
@@ -47,10 +48,10 @@ async def status(reader: asyncio.StreamReader) -> int:
 )
 async def test_an_expectation_passes_no_gate(file: Path, text: str, refused: int, expected: str) -> None:
     """What a request expects is not answered before it is allowed, and its connection is not kept."""
-    async with serve_secured(file, text) as exporter, AsyncExitStack() as stack:
-        lines = ["POST /metrics HTTP/1.1", "Host: localhost", f"Expect: {expected}", "Content-Length: 9"]
-        reader, _ = await opened(stack, exporter.port, "\r\n".join([*lines, "", ""]).encode())
-        answer = await reader.read()
+    lines = ["POST /metrics HTTP/1.1", "Host: localhost", f"Expect: {expected}", "Content-Length: 9", "", ""]
+    async with serve_secured(file, text) as exporter:
+        async with connected(exporter.port, "\r\n".join(lines).encode()) as (reader, _):
+            answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 %d " % refused)
         assert answer.count(b"HTTP/1.1") == 1
 
@@ -59,9 +60,8 @@ async def test_an_expectation_passes_no_gate(file: Path, text: str, refused: int
 async def test_a_body_is_not_read(file: Path, auth: tuple[str, str] | None) -> None:
     """The body of a request, which none of ours has, is not read to its end, whoever sends it."""
     login = "".join(f"{name}: {value}\r\n" for name, value in header(auth).items())
-    async with serve_secured(file, USERS) as exporter, AsyncExitStack() as stack:
-        head = f"POST /metrics HTTP/1.1\r\nHost: localhost\r\n{login}Content-Length: 99999999999\r\n\r\n"
-        _, writer = await opened(stack, exporter.port, head.encode())
+    head = f"POST /metrics HTTP/1.1\r\nHost: localhost\r\n{login}Content-Length: 99999999999\r\n\r\n".encode()
+    async with serve_secured(file, USERS) as exporter, connected(exporter.port, head) as (_, writer):
         sent = 0
         with contextlib.suppress(ConnectionError):
             while sent < ENDLESS:
@@ -85,8 +85,7 @@ HEAD = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n"
 )
 async def test_small_pieces_have_an_end(file: Path, data: bytes) -> None:
     """Many small pieces, each of which costs time by itself, are not read at all."""
-    async with serve_secured(file, USERS) as exporter, AsyncExitStack() as stack:
-        reader, _ = await opened(stack, exporter.port, data)
+    async with serve_secured(file, USERS) as exporter, connected(exporter.port, data) as (reader, _):
         with contextlib.suppress(ConnectionError):
             assert await reader.read() == b""
 
@@ -94,8 +93,8 @@ async def test_small_pieces_have_an_end(file: Path, data: bytes) -> None:
 @pytest.mark.parametrize("text", [USERS, ""], ids=["users", "nobody"])
 async def test_a_head_has_an_end(file: Path, text: str) -> None:
     """A head that does not end, in however many headers, ends its connection."""
-    async with serve_secured(file, text) as exporter, AsyncExitStack() as stack:
-        reader, writer = await opened(stack, exporter.port, b"GET / HTTP/1.1\r\n")
+    start = b"GET / HTTP/1.1\r\n"
+    async with serve_secured(file, text) as exporter, connected(exporter.port, start) as (reader, writer):
         with contextlib.suppress(ConnectionError):
             for number in range(100):
                 writer.write(b"X-%d: %s\r\n" % (number, b"x" * 4000))
@@ -114,8 +113,7 @@ async def test_few_strangers_are_kept(file: Path, monkeypatch: pytest.MonkeyPatc
         url = f"http://127.0.0.1:{exporter.port}/-/healthy"
         async with kept.get(url) as answer:
             assert answer.status == 200
-        assert kept.connector is not None
-        ((before, *_),) = kept.connector._conns.values()  # noqa: SLF001
+        ((before, *_),) = sure(kept.connector)._conns.values()  # noqa: SLF001
         strangers = [await opened(stack, exporter.port, b"GET / HT") for _ in range(7)]
         for reader, _ in strangers[:4]:
             with contextlib.suppress(ConnectionError):
@@ -125,7 +123,7 @@ async def test_few_strangers_are_kept(file: Path, monkeypatch: pytest.MonkeyPatc
             assert await status(reader) == 401
         async with kept.get(url) as answer:
             assert answer.status == 200
-        ((after, *_),) = kept.connector._conns.values()  # noqa: SLF001
+        ((after, *_),) = sure(kept.connector)._conns.values()  # noqa: SLF001
         assert after[0] is before[0], "its connection was not closed meanwhile"
 
 
@@ -160,13 +158,10 @@ async def test_a_stranger_closes_his_own(monkeypatch: pytest.MonkeyPatch, addres
             many.recv(1)
 
 
-async def test_a_handshake_is_no_exception(
-    file: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_shakes_no_hands(file: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that never shakes hands makes room for one that does."""
     monkeypatch.setattr(connections, "MAX_STRANGERS", 3)
-    text = "tls_server_config: {cert_file: server.pem, key_file: server.key}\n"
-    async with serve_secured(file, text, trusting(authority.pair)) as exporter, AsyncExitStack() as stack:
+    async with serve_secured(file, tls(), trusting(authority.pair)) as exporter, AsyncExitStack() as stack:
         silent = [await opened(stack, exporter.port) for _ in range(3)]
         assert (await exporter.ask()).status == 200
         assert await silent[0][0].read() == b""
@@ -176,17 +171,16 @@ async def test_all_places_taken_by_idle_clients(monkeypatch: pytest.MonkeyPatch)
     """When all connections are taken, the one that has been idle for longest goes; a stream stays."""
     monkeypatch.setattr(connections, "MAX_CONNECTIONS", 4)
     async with serve(LOOPBACK, Shown()) as (address,), AsyncExitStack() as stack:
-        request = HEALTH
-        stream, _ = await opened(stack, address.port, request.replace(b"/-/healthy", b"/api/v1/events"))
+        stream, _ = await opened(stack, address.port, HEALTH.replace(b"/-/healthy", b"/api/v1/events"))
         assert await status(stream) == 200
         idle = []
         for _ in range(3):
-            idle.append(await opened(stack, address.port, request))
+            idle.append(await opened(stack, address.port, HEALTH))
             assert await status(idle[-1][0]) == 200
         async with client(address.port) as asking:
             assert (await asking.ask("/metrics")).status == 200
         assert (await idle[0][0].read()).endswith(b"healthy.\n")
-        idle[1][1].write(request)
+        idle[1][1].write(HEALTH)
         await idle[1][0].readuntil(b"healthy.\n")
         assert await status(idle[1][0]) == 200
         assert not stream.at_eof()
@@ -210,8 +204,7 @@ async def test_a_password_protects_from_foreign_names(file: Path) -> None:
     """Where a password is needed, any name will do: a web page has none."""
     async with serve_secured(file, USERS) as exporter, client(exporter.port) as asking:
         assert (await asking.ask("/metrics", Host="proxy.example.org")).status == 401
-        answer = await asking.ask("/metrics", Host="proxy.example.org", **header(ALICE))
-        assert answer.status == 200
+        assert (await asking.ask("/metrics", Host="proxy.example.org", **header(ALICE))).status == 200
 
 
 def test_who_listens_to_all_has_any_name() -> None:
@@ -219,11 +212,9 @@ def test_who_listens_to_all_has_any_name() -> None:
     loopback = ListenAddress("127.0.0.1", 1)
     assert names_of_loopback([loopback, ListenAddress("0.0.0.0", 1)], []) is None  # noqa: S104
     assert names_of_loopback([ListenAddress("/run/socket", 0)], []) is None
-    names = names_of_loopback([loopback, ListenAddress("::1", 1)], [ListenAddress("GPU-host", 1)])
-    assert names is not None
-    assert is_name_of_this_host("gpu-host:10839", names)
-    assert is_name_of_this_host("", names)
-    assert not is_name_of_this_host("other", names)
+    names = sure(names_of_loopback([loopback, ListenAddress("::1", 1)], [ListenAddress("GPU-host", 1)]))
+    for name, ours in (("gpu-host:10839", True), ("", True), ("other", False)):
+        assert is_name_of_this_host(name, names) is ours
 
 
 ACTIVATED = """
@@ -256,17 +247,15 @@ def test_a_unix_socket_is_for_the_trusted(tmp_path: Path, mode: str, option: int
 
 async def test_who_sends_no_requests_within_tls_is_cut_off(file: Path, authority: Authority) -> None:
     """A client that only has TLS change its keys, again and again, is cut off; others are answered."""
-    text = "tls_server_config: {cert_file: server.pem, key_file: server.key}\n"
-    async with serve_secured(file, text, trusting(authority.pair)) as exporter:
+    async with serve_secured(file, tls(), trusting(authority.pair)) as exporter:
         client = await asyncio.create_subprocess_exec(
             *("openssl", "s_client", "-tls1_3", "-connect", f"127.0.0.1:{exporter.port}"),
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        assert client.stdin is not None
         with contextlib.suppress(ConnectionError):
             while client.returncode is None:
-                client.stdin.write(b"K\n")
-                await asyncio.wait_for(client.stdin.drain(), PATIENCE)
+                sure(client.stdin).write(b"K\n")
+                await asyncio.wait_for(sure(client.stdin).drain(), PATIENCE)
         assert (await exporter.ask("/-/healthy")).status == 200
         await asyncio.wait_for(client.wait(), PATIENCE)
 
@@ -296,8 +285,7 @@ async def test_no_body_is_unpacked(file: Path, monkeypatch: pytest.MonkeyPatch, 
     packed = zlib.compress(bytes(60 << 20), 9)
     lines = ["POST /metrics HTTP/1.1", "Host: localhost", f"Content-Encoding: {coding}"]
     head = "\r\n".join([*lines, f"Content-Length: {len(packed)}", "", ""]).encode()
-    async with serve_secured(file, USERS) as exporter, AsyncExitStack() as stack:
-        reader, _ = await opened(stack, exporter.port, head + packed)
+    async with serve_secured(file, USERS) as exporter, connected(exporter.port, head + packed) as (reader, _):
         assert await status(reader) == 401
     assert not unpacked
 
@@ -306,8 +294,7 @@ async def test_a_stranger_may_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has made no allowed request is disconnected in time, however little is sent; others stay."""
     monkeypatch.setattr(connections, "STRANGER_SECONDS", 0.4)
     async with serve(LOOPBACK, Shown()) as (address,), AsyncExitStack() as stack:
-        request = HEALTH
-        known, asking = await opened(stack, address.port, request)
+        known, asking = await opened(stack, address.port, HEALTH)
         assert await status(known) == 200
         silent, _ = await opened(stack, address.port)
         slow, writer = await opened(stack, address.port, b"GET / HTTP/1.1\r\nX: ")
@@ -322,7 +309,7 @@ async def test_a_stranger_may_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
             for reader in (silent, slow):
                 with contextlib.suppress(ConnectionError):
                     assert await asyncio.wait_for(reader.read(), 10) == b""
-        asking.write(request)
+        asking.write(HEALTH)
         await known.readuntil(b"healthy.\n")
         assert await status(known) == 200
 
@@ -336,8 +323,7 @@ async def test_a_list_has_an_end(name: str) -> None:
         request = f"{head}{lists}Connection: close\r\n\r\n".encode()
 
         async def attack() -> None:
-            async with AsyncExitStack() as stack:
-                reader, _ = await opened(stack, address.port, request)
+            async with connected(address.port, request) as (reader, _):
                 assert await status(reader) in {200, 400}
                 await reader.read()
 

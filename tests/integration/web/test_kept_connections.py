@@ -13,9 +13,9 @@ import pytest
 from tests.support.builders import Shown, crowd
 from tests.support.secured import USERS, write_config
 from tests.support.serving import LOOPBACK, connected
+from tests.support.sure import sure
 from vramledger.config import Config
 from vramledger.web import app
-from vramledger.web.access import access_control
 from vramledger.web.app import serve
 
 SCRAPE = b"GET /metrics HTTP/1.1\r\nHost: localhost:1\r\nUser-Agent: Prometheus/3.0.0\r\n\r\n"
@@ -30,16 +30,16 @@ class Connection(NamedTuple):
     def send(self, data: bytes) -> None:
         self.writer.write(data)
 
-    async def answer(self) -> tuple[bytes, bytes]:
-        """Return the head and the body of the next answer."""
+    async def answer(self) -> bytes:
+        """Return the head of the next answer, which is read whole."""
         head = await self.reader.readuntil(b"\r\n\r\n")
-        length = re.search(rb"Content-Length: (\d+)", head)
-        assert length is not None
-        return head, await self.reader.readexactly(int(length[1]))
+        await self.reader.readexactly(int(sure(re.search(rb"Content-Length: (\d+)", head))[1]))
+        return head
 
-    async def ask(self, data: bytes) -> tuple[bytes, bytes]:
-        self.send(data)
-        return await self.answer()
+    async def status(self) -> bytes:
+        """Scrape, and return the answer's status."""
+        self.send(SCRAPE)
+        return (await self.answer()).split()[1]
 
 
 @asynccontextmanager
@@ -52,16 +52,15 @@ async def kept(config: Config = LOOPBACK) -> AsyncIterator[Connection]:
 async def test_many_at_once_are_answered_one_by_one() -> None:
     """Requests that are sent before the answer to the first each get theirs."""
     async with kept() as connection:
-        await connection.ask(SCRAPE)
+        await connection.status()
         connection.send(SCRAPE * 3)
-        heads = [(await connection.answer())[0] for _ in range(3)]
-        assert all(head.startswith(b"HTTP/1.1 200 OK") for head in heads)
+        assert all([(await connection.answer()).startswith(b"HTTP/1.1 200 OK") for _ in range(3)])
 
 
 async def test_another_name_is_refused() -> None:
     """On a connection that has scraped, a request with a foreign name is refused."""
     async with kept() as connection:
-        await connection.ask(SCRAPE)
+        await connection.status()
         connection.send(SCRAPE.replace(b"localhost", b"evil.example"))
         assert (await connection.reader.readline()).split()[1] != b"200"
 
@@ -71,30 +70,22 @@ async def test_another_name_is_refused() -> None:
     [(USERS, b"401"), ("rate_limit: {interval: 1h, burst: 0}", b"429")],
     ids=["users", "rate"],
 )
-async def test_new_rules_hold_for_the_next_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, refused: bytes
-) -> None:
+async def test_new_rules_hold_for_the_next_request(file: Path, text: str, refused: bytes) -> None:
     """Once the file has rules, the next scrape of the same connection is refused."""
-    monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
-    file = tmp_path / "web.yml"
     write_config(file, "{}")
     async with kept(replace(LOOPBACK, web_config=file)) as connection:
-        await connection.ask(SCRAPE)
+        await connection.status()
         write_config(file, text)
-        status = b"200"
-        while status == b"200":
-            head, _ = await connection.ask(SCRAPE)
-            status = head.split()[1]
+        while (status := await connection.status()) == b"200":
+            pass
         assert status == refused
 
 
-async def test_the_rate_limit_counts_each_scrape(tmp_path: Path) -> None:
+async def test_the_rate_limit_counts_each_scrape(file: Path) -> None:
     """With a rate limit every scrape takes a token."""
-    file = tmp_path / "web.yml"
     write_config(file, "rate_limit: {interval: 1h, burst: 2}")
     async with kept(replace(LOOPBACK, web_config=file)) as connection:
-        heads = [(await connection.ask(SCRAPE))[0] for _ in range(3)]
-        assert [head.split()[1] for head in heads] == [b"200", b"200", b"429"]
+        assert [await connection.status() for _ in range(3)] == [b"200", b"200", b"429"]
 
 
 async def test_a_connection_that_is_used_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +95,6 @@ async def test_a_connection_that_is_used_stays(monkeypatch: pytest.MonkeyPatch) 
     async with kept() as connection:
         end = loop.time() + 1.2
         while loop.time() < end:
-            head, _ = await connection.ask(SCRAPE)
-            assert head.startswith(b"HTTP/1.1 200 OK")
+            assert await connection.status() == b"200"
             await asyncio.sleep(0.02)
         assert await connection.reader.read() == b""  # unused from now on

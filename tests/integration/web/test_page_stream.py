@@ -91,14 +91,12 @@ async def test_a_viewer_gets_all_and_then_what_changes(version: aiohttp.HttpVers
 
 def test_what_counts_seconds_does_not_change_rows() -> None:
     """A second in which nothing happened changes no holding's row: times are sent, and no spans."""
-    before = snapshot(device(0, [holding(7, state=State.IDLE, why="no sign of GPU work for 69 s")]))
-    after = replace(
-        snapshot(device(0, [holding(7, state=State.IDLE, why="no sign of GPU work for 70 s")]), serial=2),
-        time=NOW + 1,
-    )
-
-    changed, gone = changed_rows(page_rows(before, {}, ready=True), page_rows(after, {}, ready=True))
-
+    rows = []
+    for second in (0, 1):
+        held = holding(7, state=State.IDLE, why=f"no sign of GPU work for {69 + second} s")
+        shot = replace(snapshot(device(0, [held]), serial=1 + second), time=NOW + second)
+        rows.append(page_rows(shot, {}, ready=True))
+    changed, gone = changed_rows(*rows)
     assert (set(changed), gone) == ({""}, [])
 
 
@@ -113,16 +111,14 @@ def test_an_agent_at_work_does_not_change_rows() -> None:
         pool._replace(figures={name: value + 1000 for name, value in pool.figures.items()})
         for pool in told.pools[uuid]
     )
-    later = replace(held, last_active=NOW + 1, quiet_since=NOW + 1)
     after = replace(
-        snapshot(device(0, [later]), serial=2),
+        snapshot(device(0, [replace(held, last_active=NOW + 1, quiet_since=NOW + 1)]), serial=2),
         time=NOW + 1,
         agents={7: replace(told, received=NOW + 1, pools={uuid: pools}, collections=4)},
     )
 
     shown = page_rows(before, {}, ready=True)
     changed, gone = changed_rows(shown, page_rows(after, {}, ready=True))
-
     assert (set(changed), gone) == ({""}, [])
     assert shown[f"{uuid}/7"]["working_now"] is True
 
@@ -158,8 +154,7 @@ async def test_a_viewer_that_reads_nothing_costs_the_others_nothing() -> None:
             await viewer.next()
             for serial in range(2, 40):
                 shown.snapshot = crowd(8, 64, turn=serial, serial=serial)
-                event = await viewer.until_changed()
-                assert not event["full"]
+                assert not (await viewer.until_changed())["full"]
 
 
 class Full(asyncio.Transport):
@@ -189,8 +184,7 @@ def test_a_viewer_that_stalls_is_skipped_and_then_dropped() -> None:
     assert [viewer.lags(moment) for moment in (122.0, 141.0)] == [True, True]
     before = connection.aborted
     assert viewer.lags(143.0)
-    assert (before, connection.aborted) == (False, True)
-    assert viewer.ended.is_set()
+    assert (before, connection.aborted, viewer.ended.is_set()) == (False, True, True)
 
 
 async def test_a_failure_takes_the_devices_away() -> None:
@@ -201,8 +195,8 @@ async def test_a_failure_takes_the_devices_away() -> None:
         shown.snapshot = replace(failed(), serial=2)
         while viewer.rows.keys() != {""}:
             await viewer.next()
-        assert viewer.rows[""]["up"] is False
-        assert viewer.rows[""]["failure"]["reason"] == "no-library"
+        host = viewer.rows[""]
+        assert (host["up"], host["failure"]["reason"]) == (False, "no-library")
 
 
 async def test_silence_is_filled() -> None:

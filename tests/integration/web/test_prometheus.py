@@ -13,7 +13,7 @@ from tests.support.builders import Shown, crowd
 from tests.support.certificates import Authority
 from tests.support.fleet.engines import Engine, Labels, prometheus, until
 from tests.support.requirements import require_tool
-from tests.support.secured import ALICE, USERS, serve_secured, trusting
+from tests.support.secured import ALICE, USERS, serve_secured, tls, trusting
 from tests.support.serving import served
 from vramledger.metrics.exposition import negotiate_format
 from vramledger.web import scrape
@@ -36,9 +36,7 @@ async def scraping(home: Path, port: int, up: float = 1.0, **how: object) -> Asy
 
 @pytest.mark.repeats
 @pytest.mark.parametrize("protocol", ["openmetrics", "text"])
-async def test_prometheus_holds_the_snapshot(
-    protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_snapshot_arrives(protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In either format up is 1, and exactly the snapshot's series exist, with their exact values."""
     formats: list[bool] = []
 
@@ -48,8 +46,7 @@ async def test_prometheus_holds_the_snapshot(
         return chosen
 
     monkeypatch.setattr(scrape, "negotiate_format", negotiated)
-    shown = Shown(crowd(2, 8))
-    async with served(shown) as exporter, scraping(tmp_path, exporter.port) as engine:
+    async with served(Shown(crowd(2, 8))) as exporter, scraping(tmp_path, exporter.port) as engine:
         found = engine.query(f'{{__name__=~"{SERIES}"}}')
         page = (await exporter.ask("/metrics")).text
         assert formats[0] == (protocol == "openmetrics")
@@ -67,22 +64,18 @@ async def test_prometheus_holds_the_snapshot(
 
 @pytest.mark.repeats
 @pytest.mark.parametrize(("password", "up"), [("wonder", True), ("wrong", False)])
-async def test_prometheus_gets_in(tmp_path: Path, password: str, up: bool) -> None:
+async def test_prometheus_gets_in(file: Path, authority: Authority, password: str, up: bool) -> None:
     """With its certificate and the password Prometheus has our data; with a wrong password it has none."""
-    authority = Authority(tmp_path)
-    authority.sign("server")
     own = authority.sign("client", "DNS:prometheus.test")
-    text = (
-        "tls_server_config:\n  cert_file: server.pem\n  key_file: server.key\n  client_ca_file: ca.pem\n"
-        "  client_auth_type: RequireAndVerifyClientCert\n  client_allowed_sans: [prometheus.test]\n" + USERS
-    )
+    text = tls("  client_allowed_sans: [prometheus.test]\n", clients="ca.pem") + USERS
     files = {"ca_file": authority.pair.certificate, "cert_file": own.certificate, "key_file": own.key}
-    tls = {name: str(path) for name, path in files.items()}
-    login = {"username": ALICE[0], "password": password}
+    how = {
+        "scheme": "https",
+        "basic_auth": {"username": ALICE[0], "password": password},
+        "tls_config": {name: str(path) for name, path in files.items()},
+    }
     async with (
-        serve_secured(tmp_path / "web.yml", text, trusting(authority.pair, own)) as exporter,
-        scraping(
-            tmp_path, exporter.port, float(up), scheme="https", basic_auth=login, tls_config=tls
-        ) as engine,
+        serve_secured(file, text, trusting(authority.pair, own)) as exporter,
+        scraping(file.parent, exporter.port, float(up), **how) as engine,
     ):
         assert bool(engine.query("vramledger_up")) == up

@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import pytest
 
@@ -22,11 +23,15 @@ def counted(calls: list[str], name: str, gate: threading.Event | None = None) ->
     return make
 
 
-async def test_one_render_for_all_who_ask_for_the_same() -> None:
+@pytest.fixture
+def renders() -> Iterator[RenderCache]:
+    with closing(RenderCache(clock=lambda: 0.0)) as made:
+        yield made
+
+
+async def test_one_render_for_all_who_ask_for_the_same(renders: RenderCache) -> None:
     """Requests during or after a render of a snapshot share it; another page or snapshot has its own."""
-    calls: list[str] = []
-    gate = threading.Event()
-    renders = RenderCache(clock=lambda: 0.0)
+    calls, gate = list[str](), threading.Event()
     asked = [renders.share(Snapshot(1), "text", counted(calls, "a", gate)) for _ in range(5)]
     first = list(map(asyncio.create_task, asked))
     await asyncio.sleep(0)
@@ -37,13 +42,11 @@ async def test_one_render_for_all_who_ask_for_the_same() -> None:
     assert await renders.share(Snapshot(1), "gzip", counted(calls, "c")) == b"c"
     assert await renders.share(Snapshot(2), "text", counted(calls, "d")) == b"d"
     assert calls == ["a", "c", "d"]
-    renders.close()
 
 
-async def test_a_page_that_was_quick_needs_no_thread() -> None:
+async def test_a_page_that_was_quick_needs_no_thread(renders: RenderCache) -> None:
     """A page is rendered in the loop after it was quick, otherwise in a thread; all share it."""
-    threads: list[str] = []
-    ended = threading.Event()
+    threads, ended = list[str](), threading.Event()
 
     def make(*, slow: bool) -> Callable[[], bytes]:
         def render() -> bytes:
@@ -54,30 +57,25 @@ async def test_a_page_that_was_quick_needs_no_thread() -> None:
 
         return render
 
-    renders = RenderCache(clock=lambda: 0.0)
     for serial, slow in enumerate((False, False, True, False, False)):
         pages = [renders.share(Snapshot(serial), "text", make(slow=slow)) for _ in range(3)]
         assert await asyncio.gather(*pages) == [b"page"] * 3
-    renders.close()
-    in_loop = [name == threading.main_thread().name for name in threads]
-    assert in_loop == [False, True, True, False, True]
+    assert [name == threading.main_thread().name for name in threads] == [False, True, True, False, True]
 
 
 @pytest.mark.parametrize("quick", [False, True], ids=["in a thread", "in the loop"])
-async def test_a_failed_render_is_not_kept(*, quick: bool) -> None:
+async def test_a_failed_render_is_not_kept(renders: RenderCache, *, quick: bool) -> None:
     """All that waited for it get its error, and the next request gets a new render."""
 
     def broken() -> bytes:
         raise ValueError("torn")
 
-    renders = RenderCache(clock=lambda: 0.0)
     if quick:
         await renders.share(Snapshot(0), "x", lambda: b"quick")
     both = [renders.share(Snapshot(1), "x", broken) for _ in range(2)]
 
     assert [str(each) for each in await asyncio.gather(*both, return_exceptions=True)] == ["torn", "torn"]
     assert await renders.share(Snapshot(1), "x", lambda: b"healed") == b"healed"
-    renders.close()
 
 
 async def test_a_render_is_used_for_a_second_at_most() -> None:
@@ -89,26 +87,21 @@ async def test_a_render_is_used_for_a_second_at_most() -> None:
     now = 11.0
 
     assert await renders.share(Snapshot(1), "text", counted(calls, "b")) == b"b"
-    renders.close()
 
 
-async def test_a_snapshot_without_its_data_has_a_render_of_its_own() -> None:
+async def test_a_snapshot_without_its_data_has_a_render_of_its_own(renders: RenderCache) -> None:
     """After a suspend, during which our clock may stop, an earlier page is not shown as current."""
     calls: list[str] = []
-    renders = RenderCache(clock=lambda: 0.0)
     await renders.share(Snapshot(1, up=True), "text", counted(calls, "a"))
     blanked = Snapshot(1, up=False, failure=("timeout", "the exporter was stopped"))
 
     assert await renders.share(blanked, "text", counted(calls, "b")) == b"b"
     assert await renders.share(Snapshot(1, up=False), "text", counted(calls, "c")) == b"c"
-    renders.close()
 
 
-async def test_who_leaves_does_not_take_the_render_away() -> None:
+async def test_who_leaves_does_not_take_the_render_away(renders: RenderCache) -> None:
     """When the first of two clients is cancelled, the second still gets the page."""
-    calls: list[str] = []
-    gate = threading.Event()
-    renders = RenderCache(clock=lambda: 0.0)
+    calls, gate = list[str](), threading.Event()
     first = asyncio.create_task(renders.share(Snapshot(1), "text", counted(calls, "a", gate)))
     second = asyncio.create_task(renders.share(Snapshot(1), "text", counted(calls, "b", gate)))
     await asyncio.sleep(0)
@@ -118,18 +111,14 @@ async def test_who_leaves_does_not_take_the_render_away() -> None:
     gate.set()
 
     assert await second == b"a"
-    renders.close()
 
 
-async def test_invented_wishes_do_not_fill_the_memory() -> None:
+async def test_invented_wishes_do_not_fill_the_memory(renders: RenderCache) -> None:
     """Only a few pages of one snapshot are kept, however many are requested; all requests are answered."""
     calls: list[str] = []
-    renders = RenderCache(clock=lambda: 0.0)
     for _ in range(2):
         for number in range(100):
-            assert (
-                await renders.share(Snapshot(1), number, counted(calls, str(number))) == str(number).encode()
-            )
+            page = await renders.share(Snapshot(1), number, counted(calls, str(number)))
+            assert page == str(number).encode()
 
     assert len(calls) == 200 - 16
-    renders.close()

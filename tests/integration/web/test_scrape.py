@@ -4,13 +4,13 @@ import asyncio
 import gzip
 import socket
 import threading
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import replace
 
 import pytest
 
 from tests.support.builders import Shown, crowd, failed
-from tests.support.serving import HEALTH, LOOPBACK, connected, served, until, until_answered
+from tests.support.serving import HEALTH, LOOPBACK, Client, connected, served, until, until_answered
 from vramledger.metrics import devices
 from vramledger.metrics.contract import collectors
 from vramledger.metrics.exposition import Exposition
@@ -63,8 +63,7 @@ async def test_head_has_the_headers_of_get_and_no_body(path: str, encoding: str)
         got = await client.ask(path, Accept_Encoding=encoding)
         head = await client.ask(path, "HEAD", Accept_Encoding=encoding)
 
-    assert head.status == got.status == 200
-    assert head.body == b""
+    assert (head.status, got.status, head.body) == (200, 200, b"")
     assert int(got.headers["Content-Length"]) == len(got.body) > 0
     same = ("Content-Type", "Content-Length", "Content-Encoding", "Vary", "Server")
     assert [head.headers.get(name) for name in same] == [got.headers.get(name) for name in same]
@@ -77,8 +76,7 @@ async def test_only_get_and_head(path: str, method: str) -> None:
     async with served(Shown(crowd(1, 1))) as client:
         answer = await client.ask(path, method)
 
-    assert answer.status == 405
-    assert answer.headers["Allow"] == "GET, HEAD"
+    assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD")
     assert answer.text == "This path accepts only GET, HEAD.\n"
 
 
@@ -102,9 +100,8 @@ async def test_filters(query: str, status: int, says: str) -> None:
     async with served(Shown(crowd(1, 1))) as client:
         answer = await client.ask(f"/metrics?{query}")
 
-    assert answer.status == status
     assert answer.text.startswith(says)
-    assert bool(answer.text) == bool(says)
+    assert (answer.status, bool(answer.text)) == (status, bool(says))
     assert status == 200 or answer.text.count("\n") == 1
 
 
@@ -136,9 +133,8 @@ async def test_other_paths_are_404_in_one_line() -> None:
     """Other paths do not exist, and the answer says where the metrics are."""
     async with served(Shown(), replace(LOOPBACK, telemetry_path="/gpu/metrics")) as client:
         for path in ("/metrics", "/-/reload", "/metrics/", "/favicon.ico"):
-            answer = await client.ask(path)
-            assert answer.status == 404
-            assert answer.text == "There is nothing here; the metrics are at /gpu/metrics\n"
+            answer, said = await client.ask(path), "There is nothing here; the metrics are at /gpu/metrics\n"
+            assert (answer.status, answer.text) == (404, said)
         assert (await client.ask("/gpu/metrics")).status == 200
 
 
@@ -161,17 +157,18 @@ class Gate:
         return devices.collect(shot, "ledger")
 
     async def reached(self) -> None:
-        async def entered() -> bool:
-            return self.entered > 0
+        await until(lambda: self.entered)
 
-        await until(entered)
+    def served(self) -> AbstractAsyncContextManager[Client]:
+        """Serve one request at a time, whose answer waits for the gate."""
+        slow = Exposition(0, lambda: None, collect={**collectors(0), "ledger": self})
+        return served(Shown(crowd(1, 1)), replace(LOOPBACK, max_requests=1), slow)
 
 
 async def test_beyond_max_requests_is_503_at_once() -> None:
     """While --web.max-requests scrapes run, the next one gets one line and 503; probes still answer."""
     gate = Gate()
-    slow = Exposition(0, lambda: None, collect={**collectors(0), "ledger": gate})
-    async with served(Shown(crowd(1, 1)), replace(LOOPBACK, max_requests=1), slow) as client:
+    async with gate.served() as client:
         running = asyncio.create_task(client.ask(STEADY))
         await gate.reached()
         refused = await client.ask("/metrics")
@@ -180,24 +177,20 @@ async def test_beyond_max_requests_is_503_at_once() -> None:
         done = await running
         after = await client.ask("/metrics")
 
-    assert refused.status == 503
-    assert refused.text == "--web.max-requests=1 is reached; try again later.\n"
+    assert (refused.status, refused.text) == (503, "--web.max-requests=1 is reached; try again later.\n")
     assert [answer.status for answer in (alive, done, after)] == [200] * 3
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/api/v1/ledger"])
 async def test_answers_that_nobody_reads_do_not_pile_up(path: str) -> None:
     """With --web.max-requests answers that wait to be read, the next one is not even made."""
-    config = replace(LOOPBACK, max_requests=2)
-    async with served(Shown(crowd(4, 64)), config, kernel_keeps=4096) as client:
+    async with served(Shown(crowd(4, 64)), replace(LOOPBACK, max_requests=2), kernel_keeps=4096) as client:
         with ExitStack() as stack:
             for _ in range(2):
                 reader = stack.enter_context(socket.create_connection(("127.0.0.1", client.port)))
                 reader.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-
             await until_answered(lambda: client.ask(path), 503)
             assert (await client.ask("/-/healthy")).status == 200
-
         await until_answered(lambda: client.ask(path), 200)
 
 
@@ -250,12 +243,9 @@ async def test_no_answer_is_guessed_at() -> None:
 async def test_a_client_that_leaves_hurts_nobody() -> None:
     """When a client disconnects during its scrape, its place is free and the next is served."""
     gate = Gate()
-    slow = Exposition(0, lambda: None, collect={**collectors(0), "ledger": gate})
-    shown = Shown(crowd(1, 1))
-    async with served(shown, replace(LOOPBACK, max_requests=1), slow) as client:
+    async with gate.served() as client:
         with socket.create_connection(("127.0.0.1", client.port)) as gone:
             gone.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await gate.reached()
         gate.open.set()
-
         await until_answered(lambda: client.ask("/metrics"), 200)

@@ -46,8 +46,7 @@ def sleeper(*, in_a_thread: bool = False) -> Iterator[ProcessRow]:
         os._exit(0)
     try:
         wait_until(lambda: sleeping_threads(pid), "a thread to sleep")
-        row = sure(read_row("/proc", pid))
-        yield row
+        yield sure(read_row("/proc", pid))
     finally:
         os.killpg(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -130,13 +129,12 @@ def test_only_two_looks_prove_that_a_thread_has_slept_in_between(tmp_path: Path)
 def test_a_thread_that_sleeps_elsewhere_in_the_kernel_is_not(tmp_path: Path, module: str) -> None:
     """State D elsewhere in the kernel, or where the list of symbols is hidden, says nothing about a GPU."""
     with sleeper() as row:
-        where = channel(row.pid)
-        listed = module if module.startswith("/") else symbols(tmp_path, where, module)
+        listed = module if module.startswith("/") else symbols(tmp_path, channel(row.pid), module)
         assert search([row], listed) == ()
 
 
 def test_another_process_with_the_pid_is_left_out(tmp_path: Path) -> None:
     """A row of an earlier process with the pid gets no wait of the present one."""
     with sleeper() as row:
-        where = channel(row.pid)
-        assert search([row._replace(start=row.start - 1)], symbols(tmp_path, where, "[nvidia]")) == ()
+        listed = symbols(tmp_path, channel(row.pid), "[nvidia]")
+        assert search([row._replace(start=row.start - 1)], listed) == ()

@@ -29,7 +29,7 @@ def test_only_the_names_of_worker_variables_are_kept(proc: FakeProc) -> None:
     """Of an environment only the names that show a worker leave the reader, and no value."""
     filler = b"".join(b"SERVICE_%d=%b\0" % (n, b"x" * 100) for n in range(6000))
     environ = b"TOKEN=hunter2\0MY_LOCAL_RANK=1\0" + filler + b"LOCAL_RANK=hunter2\0PMIX_RANK=hunter2\0"
-    facts = known(Host(proc.root).facts(proc.add(42, environ=environ)))
+    facts = proc.facts(environ=environ)
     assert facts.signs == ("LOCAL_RANK", "PMIX_RANK")
     assert SECRET not in repr(facts)
     assert "SERVICE" not in repr(facts)
@@ -39,12 +39,18 @@ OVERWRITTEN = [b"\0" * 400, b" --lr=0.1\0" + b"\0" * 90, b"a long title", b"PATH
 """What setproctitle leaves of an environment: zeros, and before them the end of a title that is long."""
 
 
-@pytest.mark.parametrize("environ", OVERWRITTEN)
-def test_an_environment_under_a_title_is_not_known(proc: FakeProc, environ: bytes) -> None:
+KEPT = [b"", b"A=1\0", b"odd\0A=1\0", b"BASH_FUNC_x%%=() {  :\n}\0A=\0"]
+"""Ordinary ones: one without bytes is known to be empty, and odd words do not make a title."""
+
+
+@pytest.mark.parametrize(
+    ("environ", "whole"), [*((each, True) for each in KEPT), *((each, False) for each in OVERWRITTEN)]
+)
+def test_an_environment_under_a_title_is_not_known(proc: FakeProc, environ: bytes, whole: bool) -> None:
     """A program that sets its title has overwritten its environment: it is not known, and not empty."""
-    facts = known(Host(proc.root).facts(proc.add(42, environ=environ)))
-    assert (facts.signs, facts.rank, facts.denied) == ((), None, ("environ",))
-    assert Host(proc.root).variables(42, frozenset({"SLURM_JOB_ID"})) is None
+    facts = proc.facts(environ=environ)
+    assert (facts.signs, facts.rank, facts.denied) == ((), None, () if whole else ("environ",))
+    assert Host(proc.root).variables(42, frozenset({"SLURM_JOB_ID"})) == ({} if whole else None)
 
 
 def test_a_process_that_sets_its_title_has_no_environment(host: Host) -> None:
@@ -66,37 +72,25 @@ def test_a_process_that_sets_its_title_has_no_environment(host: Host) -> None:
     assert [(each.signs, each.denied) for each in seen] == [(("LOCAL_RANK",), ()), ((), ("environ",))]
 
 
-@pytest.mark.parametrize("environ", [b"", b"A=1\0", b"odd\0A=1\0", b"BASH_FUNC_x%%=() {  :\n}\0A=\0"])
-def test_an_ordinary_environment_is_known(proc: FakeProc, environ: bytes) -> None:
-    """An empty environment is known to be empty, and odd words in one do not make a title."""
-    facts = known(Host(proc.root).facts(proc.add(42, environ=environ)))
-    assert facts.denied == ()
-    assert Host(proc.root).variables(42, frozenset({"SLURM_JOB_ID"})) == {}
+SHORT, LONG = (b"FILLER=" + b"x" * length + b"\0LOCAL_RANK=0\0" for length in (1000, ENVIRON_CAP))
 
 
-LONG = [b"FILLER=" + b"x" * length + b"\0LOCAL_RANK=0\0" for length in (1000, ENVIRON_CAP)]
-
-
-@pytest.mark.parametrize(
-    ("environ", "signs"), [(LONG[0], ("LOCAL_RANK",)), (LONG[1], None), (b"\0" * 90, None)]
-)
+@pytest.mark.parametrize(("environ", "signs"), [(SHORT, ("LOCAL_RANK",)), (LONG, None), (b"\0" * 90, None)])
 def test_a_parents_environment(proc: FakeProc, environ: bytes, signs: tuple[str, ...] | None) -> None:
     """What a parent may have passed on is known only when its environment was read whole, and is one."""
     proc.add(40, environ=environ)
-    parent = sure(known(Host(proc.root).facts(proc.add(42, ppid=40, environ=b"LOCAL_RANK=0\0"))).parent)
-    assert parent.signs == signs
+    assert sure(proc.facts(ppid=40, environ=b"LOCAL_RANK=0\0").parent).signs == signs
 
 
 def test_the_program_of_a_parent_is_its_file(proc: FakeProc) -> None:
     """A parent's user and its program's file are the kernel's words, whatever it calls itself."""
     proc.add(40, comm=b"fake", cmdline=b"nvidia-cuda-mps-control\0")
-    row = proc.add(42, ppid=40)
-    parent = sure(known(Host(proc.root).facts(row)).parent)
+    parent = sure(proc.facts(ppid=40).parent)
     assert (parent.uid, parent.user, parent.program) == (0, "root", "")
     for target in ("/usr/bin/sudo", "/usr/bin/sudo (deleted)"):
         (proc.root / "40/exe").unlink(missing_ok=True)
         (proc.root / "40/exe").symlink_to(target)
-        parent = sure(known(Host(proc.root).facts(row)).parent)
+        parent = sure(proc.facts(ppid=40).parent)
         assert (parent.command, parent.program) == ("nvidia-cuda-mps-control", "sudo")
 
 
@@ -107,8 +101,8 @@ def test_the_program_of_a_parent_is_its_file(proc: FakeProc) -> None:
 )  # fmt: skip
 def test_systemd_names_a_main_process(proc: FakeProc, value: bytes, nspid: bytes, expected: bool) -> None:
     """Children inherit the variable with their parent's pid; a container's systemd uses its own pids."""
-    row = proc.add(42, environ=b"SYSTEMD_EXEC_PID=" + value + b"\0A=b\0", status=b"NSpid:\t" + nspid + b"\n")
-    assert known(Host(proc.root).facts(row)).service_main is expected
+    files = {"environ": b"SYSTEMD_EXEC_PID=" + value + b"\0A=b\0", "status": b"NSpid:\t" + nspid + b"\n"}
+    assert proc.facts(**files).service_main is expected
 
 
 @pytest.mark.parametrize(
@@ -137,8 +131,7 @@ def test_an_old_systemd_does_not_say_who_its_service_is(  # noqa: PLR0913, PLR09
 
 def test_ignored_signals_come_from_the_mask(proc: FakeProc) -> None:
     """HUP, INT and QUIT are named; other ignored signals (SIGPIPE here) are not."""
-    row = proc.add(42, status=b"SigIgn:\t0000000000001005\n")
-    assert known(Host(proc.root).facts(row)).ignores == ("HUP", "QUIT")
+    assert proc.facts(status=b"SigIgn:\t0000000000001005\n").ignores == ("HUP", "QUIT")
 
 
 def test_facts_of_another_process_with_the_pid_are_dropped(proc: FakeProc) -> None:
@@ -146,8 +139,7 @@ def test_facts_of_another_process_with_the_pid_are_dropped(proc: FakeProc) -> No
     row = proc.add(42, start=500)
     proc.add(42, start=900)
     host = Host(proc.root)
-    assert host.facts(row) is None
-    assert host.basic_facts(row) is None
+    assert (host.facts(row), host.basic_facts(row)) == (None, None)
 
 
 def test_facts_tell_of_the_parent_of_now(proc: FakeProc) -> None:
@@ -163,7 +155,7 @@ def test_facts_tell_of_the_parent_of_now(proc: FakeProc) -> None:
 def test_a_parent_that_is_not_there_is_none(proc: FakeProc, ppid: int) -> None:
     """Who is not there is no parent, nor is who started after the child, with the pid of the real one."""
     proc.add(41, start=600)
-    assert known(Host(proc.root).facts(proc.add(42, ppid=ppid, start=500))).parent is None
+    assert proc.facts(ppid=ppid, start=500).parent is None
 
 
 @pytest.mark.parametrize(
@@ -174,7 +166,7 @@ def test_the_groups_leader_may_live(proc: FakeProc, pgrp: int, state: bytes, exp
     """A leader that is a zombie or missing is dead; one outside our namespace is not known."""
     proc.add(40)
     proc.stat(40).write_bytes(stat_line(40).replace(b") S ", b") " + state + b" "))
-    assert known(Host(proc.root).facts(proc.add(42, pgrp=pgrp))).leader_alive is expected
+    assert proc.facts(pgrp=pgrp).leader_alive is expected
 
 
 def test_users_have_the_names_of_the_host(proc: FakeProc, tmp_path: Path) -> None:
@@ -191,10 +183,8 @@ def test_users_have_the_names_of_the_host(proc: FakeProc, tmp_path: Path) -> Non
 @pytest.mark.usefixtures("as_nobody")
 def test_what_is_denied_is_named(host: Host) -> None:
     """Without privileges another user's process has its public facts; the others are named as denied."""
-    row = sure(host.row(1))
-    facts = known(host.facts(row))
-    assert (facts.uid, facts.denied) == (0, ("environ", "maps"))
-    assert facts.libraries is None
+    facts = known(host.facts(sure(host.row(1))))
+    assert (facts.uid, facts.denied, facts.libraries) == (0, ("environ", "maps"), None)
     assert facts.command
     assert facts.cgroup is not None
 
@@ -223,22 +213,28 @@ def test_a_process_without_device_and_library_uses_no_gpu(
     proc: FakeProc, maps: bytes, files: tuple[str, ...] | None, expected: bool | None
 ) -> None:
     """Mappings or open files show a GPU's user; without mappings it exits, without files it hides them."""
-    row = proc.add(42, maps=maps)
+    proc.add(42)
     if files is not None:
         proc.hold(42, *files)
-    assert known(Host(proc.root).facts(row)).uses_gpu is expected
+    assert proc.facts(maps=maps).uses_gpu is expected
 
 
 def test_a_rank_comes_from_the_environment(proc: FakeProc) -> None:
     """A rank is read with the other facts; where the environment may not be read, none is known."""
-    row = proc.add(42, environ=b"MASTER_ADDR=n0\0MASTER_PORT=29500\0RANK=3\0WORLD_SIZE=8\0")
-    assert known(Host(proc.root).facts(row)).rank == Rank(3, 8, "n0:29500")
-    assert known(Host(proc.root).facts(proc.add(43))).rank is None
+    environ = b"MASTER_ADDR=n0\0MASTER_PORT=29500\0RANK=3\0WORLD_SIZE=8\0"
+    assert [proc.facts(environ=each).rank for each in (environ, b"")] == [Rank(3, 8, "n0:29500"), None]
 
 
-def _collect(reader: FactsReader, facts: dict[int, ProcessFacts], *pids: int) -> bool:
-    facts.update({each.pid: each for each in reader.collect(0.005)})
-    return facts.keys() >= set(pids)
+def _collected(reader: FactsReader, *pids: int) -> dict[int, ProcessFacts]:
+    """Return the facts by pid as soon as there are those of these processes."""
+    facts: dict[int, ProcessFacts] = {}
+
+    def arrived() -> bool:
+        facts.update({each.pid: each for each in reader.collect(0.005)})
+        return facts.keys() >= set(pids)
+
+    wait_until(arrived, "the facts")
+    return facts
 
 
 @pytest.mark.parametrize("name", ["cmdline", "environ", "maps"])
@@ -247,24 +243,21 @@ def test_a_hanging_read_costs_that_process_its_name_only(proc: FakeProc, name: s
     reader = FactsReader(Host(proc.root), stuck_after=0.02)
     stuck, healthy = proc.add(42), proc.add(43)
     path = proc.hang(42, name)
-    facts: dict[int, ProcessFacts] = {}
     reader.request(stuck)
     reader.request(healthy)
-    wait_until(lambda: _collect(reader, facts, 42, 43), "the facts")
+    facts = _collected(reader, 42, 43)
     assert (facts[43].command, facts[43].denied) == ("train.py", ())
     assert (facts[42].command, facts[42].denied) == ("python3", ("cmdline", "environ", "maps"))
     assert reader.stuck == 1
     reader.request(stuck)  # its parent has changed: it must not block a second thread
-    facts.clear()
-    wait_until(lambda: _collect(reader, facts, 42), "the facts")
+    _collected(reader, 42)
     assert reader.stuck == 1
-    facts.clear()
     mapped = b"7f-8f r-xp 0 0:1 2 /x/libcuda.so.1\n"
     late = {"cmdline": b"python3\0late.py\0", "environ": b"LOCAL_RANK=1\0", "maps": mapped}
     path.write_bytes(late[name])
-    wait_until(lambda: _collect(reader, facts, 42), "the facts")
-    assert facts[42].denied == ()
-    assert (facts[42].command, facts[42].signs, facts[42].libraries) in {
+    found = _collected(reader, 42)[42]
+    assert found.denied == ()
+    assert (found.command, found.signs, found.libraries) in {
         ("late.py", (), ()), ("train.py", ("LOCAL_RANK",), ()), ("train.py", (), ("libcuda",)),
     }  # fmt: skip
     assert reader.stuck == 0
@@ -273,19 +266,17 @@ def test_a_hanging_read_costs_that_process_its_name_only(proc: FakeProc, name: s
 def test_threads_lost_to_hanging_reads_are_few(proc: FakeProc) -> None:
     """Only a few threads are lost, however many reads hang, and every process is answered."""
     reader = FactsReader(Host(proc.root), stuck_after=0.02, max_stuck=2)
-    pids = range(50, 56)
-    facts: dict[int, ProcessFacts] = {}
-    paths = []
+    pids, paths = range(50, 56), []
     for pid in pids:
         row = proc.add(pid)
         paths.append(proc.hang(pid, "cmdline"))
         reader.request(row)
-    wait_until(lambda: _collect(reader, facts, *pids), "the facts")
+    facts = _collected(reader, *pids)
     assert reader.stuck == 2
     assert all(each.denied == ("cmdline", "environ", "maps") for each in facts.values())
     for path in paths[:2]:
         path.write_bytes(b"x\0")
-    wait_until(lambda: _collect(reader, facts) and reader.stuck == 0, "the lost threads")
+    wait_until(lambda: reader.collect(0.005) is not None and reader.stuck == 0, "the lost threads")
 
 
 def test_threads_are_few_when_the_harmless_reads_hang_too() -> None:
@@ -305,8 +296,7 @@ def test_threads_are_few_when_the_harmless_reads_hang_too() -> None:
     for lost in (1, 2, 3):
         assert begun.acquire(timeout=20)
         now += 1.0
-        assert guard.collect(0.0) == []
-        assert guard.stuck == lost
+        assert (guard.collect(0.0), guard.stuck) == ([], lost)
     now += 1.0
     guard.submit("one more", hang, hang)
     assert guard.collect(0.0) == []
@@ -324,9 +314,7 @@ def test_threads_are_few_when_the_harmless_reads_hang_too() -> None:
 
 def test_the_outline_never_asks_the_name_service(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
     """A directory service that is down (LDAP, SSSD) cannot hang the basic read: it uses known names."""
-    host = Host(proc.root)
-    row = proc.add(42)
-    root = pwd.getpwuid(0)
+    host, row, root = Host(proc.root), proc.add(42), pwd.getpwuid(0)
     asked: list[int] = []
 
     def ask(uid: int) -> pwd.struct_passwd:
@@ -346,9 +334,7 @@ def test_processes_that_end_have_no_facts(proc: FakeProc) -> None:
     proc.stat(42).unlink()
     reader.request(row)
     reader.request(proc.add(43))
-    facts: dict[int, ProcessFacts] = {}
-    wait_until(lambda: _collect(reader, facts, 43), "the facts")
-    assert set(facts) == {43}
+    assert set(_collected(reader, 43)) == {43}
 
 
 NAMES: list[tuple[str, str, str]] = [
@@ -389,16 +375,10 @@ NAMES: list[tuple[str, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("line", "comm", "name"), NAMES)
-def test_a_program_has_its_own_name_and_no_argument(line: str, comm: str, name: str) -> None:
-    """A program has the name of its script, module or file, and nothing of its arguments."""
-    assert program_name(line.split(" "), comm) == name
-    assert SECRET not in program_name(line.split(" "), comm)
-
-
 @pytest.mark.parametrize(
     ("argv", "comm", "name"),
     [
+        *((line.split(" "), comm, name) for line, comm, name in NAMES),
         (["VLLM::EngineCore"], "VLLM::EngineCor", "VLLM::EngineCore"),
         (["VLLM::EngineCore --key hunter2"], "VLLM::EngineCor", "VLLM::EngineCore"),
         (["ray::train()"], "ray::train()", "ray::train()"),
@@ -413,9 +393,10 @@ def test_a_program_has_its_own_name_and_no_argument(line: str, comm: str, name: 
         (["x" * 100], "x" * 15, "x" * 64),
     ],
 )
-def test_titles_and_oddities_have_a_name(argv: list[str], comm: str, name: str) -> None:
-    """Of a title that replaces the arguments the first word counts; unprintable text is replaced."""
+def test_a_program_has_its_own_name_and_no_argument(argv: list[str], comm: str, name: str) -> None:
+    """A program has the name of its script, module or file, or of its title the first word, in plain text."""
     assert program_name(argv, comm) == name
+    assert SECRET not in name
 
 
 SPAWN = "multiprocessing.spawn"

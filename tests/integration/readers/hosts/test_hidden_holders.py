@@ -39,8 +39,7 @@ def open_files(devices: Path, stage: Stage) -> OpenFiles:
 
     def start(*names: str) -> Player:
         orders = ("map_file" if name.endswith("+") else "open_file" for name in names)
-        files = (str(devices / name.rstrip("+")) for name in names)
-        return stage.start(*zip(orders, files, strict=True))
+        return stage.start(*zip(orders, (str(devices / name.rstrip("+")) for name in names), strict=True))
 
     return start
 
@@ -66,12 +65,11 @@ def test_hidden_holders_are_found_and_told_apart(host: Host, devices: Path, open
     other = open_files("nvidia1")
     open_files("nvidiactl+", "nvidia-uvm", "libcuda.so.580.1+")
     found = _finish(HiddenSearch(host, (), devices=f"{devices}/nvidia"))
-    rows = {program.pid: host.row(program.pid) for program in (cuda, monitor, other)}
     assert [(each.pid, each.kind, each.minors) for each in found] == sorted(
         [(cuda.pid, "cuda", (0, 1)), (monitor.pid, "monitor", (0,)), (other.pid, "unknown", (1,))]
     )
     for each in found:
-        assert (each.start, each.command) == (sure(rows[each.pid]).start, "player.py")
+        assert (each.start, each.command) == (sure(host.row(each.pid)).start, "player.py")
 
 
 def test_a_forked_worker_has_its_parents_files(host: Host, devices: Path, open_files: OpenFiles) -> None:
@@ -82,9 +80,7 @@ def test_a_forked_worker_has_its_parents_files(host: Host, devices: Path, open_f
 
 
 @pytest.mark.parametrize("end", ["zombie", "gone"])
-def test_a_child_of_an_ended_one_has_files(
-    host: Host, devices: Path, open_files: OpenFiles, end: str
-) -> None:
+def test_a_child_of_an_ended_one_counts(host: Host, devices: Path, open_files: OpenFiles, end: str) -> None:
     """A child counts as soon as its parent has ended, reaped or not, although NVML still lists the parent."""
     parent = open_files("nvidia0+")
     heir = parent.fork()
@@ -166,12 +162,11 @@ def test_a_step_keeps_its_budget_and_a_round_its_pause(proc: FakeProc) -> None:
 
     wait_until(found, "the holder found")
     assert steps >= 8
-    assert search.result is not None
-    assert [each.minors for each in search.result] == [(3,)]
+    assert [each.minors for each in sure(search.result)] == [(3,)]
     holder.unlink()
     (proc.root / "150/fd/7").symlink_to("/dev/nvidia1")
     search.search((), 10.0)
-    assert [each.pid for each in search.result] == [199]
+    assert [each.pid for each in sure(search.result)] == [199]
     now += 30.0
 
     def found_again() -> bool:
@@ -202,9 +197,7 @@ def test_a_hanging_look_is_given_up(proc: FakeProc) -> None:
 
 
 @pytest.mark.parametrize("cap", [hidden_holders._MAPS_CAP, 64 * 1024])  # noqa: SLF001 a small one is quick
-def test_partly_read_mappings_prove_nothing(
-    proc: FakeProc, monkeypatch: pytest.MonkeyPatch, cap: int
-) -> None:
+def test_half_the_mappings_prove_nothing(proc: FakeProc, monkeypatch: pytest.MonkeyPatch, cap: int) -> None:
     """A program that maps so much that its device is not reached is not taken for a monitor."""
     library = b"7f00-7f01 r-xp 0 00:00 1 /usr/lib/libnvidia-ml.so.1\n"
     device = b"7f00-7f01 rw-s 0 00:06 1 /dev/nvidia0\n"
@@ -213,8 +206,7 @@ def test_partly_read_mappings_prove_nothing(
     monkeypatch.setattr(hidden_holders, "_MAPS_CAP", cap)
     search = HiddenSearch(Host(proc.root), ())
     (found,) = _finish(search)
-    whole = cap > 64 * 1024
-    assert (found.kind, search.unreadable) == (("cuda", 0) if whole else ("unknown", 1))
+    assert (found.kind, search.unreadable) == (("cuda", 0) if cap > 64 * 1024 else ("unknown", 1))
 
 
 @pytest.mark.usefixtures("as_nobody")
@@ -222,8 +214,7 @@ def test_not_being_allowed_to_look_is_not_nobody(host: Host) -> None:
     """Without privileges the search reports how many processes it could not read, not "none hidden"."""
     search = HiddenSearch(host, ())
     _complete(search)
-    assert search.unreadable > 1
-    assert search.result is None
+    assert (search.result, search.unreadable > 1) == (None, True)
 
 
 def test_a_proc_that_hides_processes_is_not_nobody(hidden_proc: Path) -> None:
@@ -261,9 +252,7 @@ def test_a_crowd_of_files_hides_nobody(proc: FakeProc, maps: bytes) -> None:
     assert search.unreadable == 0
 
 
-def test_a_crowd_whose_mappings_are_unread_is_somebody(
-    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crowd_of_unread_mappings_is_somebody(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where neither its files nor its mappings are all read, it is not known whether it has a context."""
     proc.add(42, maps=b"7f00-7f01 r--p 0 00:00 0\n" * 4000)
     proc.hold(42, *["/dev/null"] * CROWDED)

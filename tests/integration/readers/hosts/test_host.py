@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.procs import NOBODY, PROC, FakeProc, host, stat_line
+from tests.support.procs import NOBODY, PROC, FakeProc, stat_line
 from tests.support.requirements import require_root
 from tests.support.stranger import as_user, strange
 from tests.support.sure import sure
@@ -48,9 +48,7 @@ FIRST = "pid:[4026531836]"
     [(FIRST, "6.8.0-40-generic", True), (FIRST, None, True), ("pid:[4026532177]", None, False),
      (None, None, None), (FIRST, WSL, False)],
 )  # fmt: skip
-def test_the_pid_namespace_has_its_inode(
-    proc: FakeProc, link: str | None, kernel: str | None, expected: bool | None
-) -> None:
+def test_pid_namespaces(proc: FakeProc, link: str | None, kernel: str | None, expected: bool | None) -> None:
     """Only the kernel's first PID namespace is the host's, and in WSL2 it has not every holder of the GPU."""
     (proc.root / "self/ns").mkdir(parents=True)
     if kernel is not None:
@@ -112,9 +110,6 @@ def test_cpu_time_in_another_pid_namespace_is_not_known(proc: FakeProc) -> None:
     assert Host(proc.root).cpu_seconds(os.getpid()) is None
 
 
-__all__ = ["host"]
-
-
 @pytest.mark.parametrize(
     "comm",
     [b"python3", b"tmux: server", b"a) S 7 (b", b"x)", b"))) R 1 1", b"two\nlines", b"\xff\xfe\x00", b""],
@@ -149,9 +144,8 @@ def test_half_a_stat_is_no_row(proc: FakeProc, length: int) -> None:
     row = proc.add(42)
     proc.stat(42).write_bytes(stat_line(42)[:length])
     host = Host(proc.root)
-    assert host.row(42) is None
+    assert (host.row(42), host.facts(row)) == (None, None)
     assert host.rows([42, 1])[0] == (host.row(1),)
-    assert host.facts(row) is None
 
 
 def test_many_threads_make_no_row_dear(host: Host) -> None:
@@ -165,8 +159,7 @@ def test_many_threads_make_no_row_dear(host: Host) -> None:
 
     require_root()
     with strange("threads", "4000") as child:
-        row = sure(host.row(child.pid))
-        assert row.threads > 1000
+        assert sure(host.row(child.pid)).threads > 1000
         found, usual = min(cost(child.pid) for _ in range(3)), min(cost(os.getpid()) for _ in range(3))
     assert found < 5 * usual
 

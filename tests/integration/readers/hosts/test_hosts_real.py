@@ -16,7 +16,6 @@ from tests.support.waiting import wait_until
 from vramledger.model.reading import ProcessFacts, ProcessRow
 from vramledger.readers.hosts.host import Host
 
-PROC = Path("/proc")
 ADOPTED = "whoever adopts"
 
 
@@ -46,11 +45,13 @@ def left(seen: Seen, parent: str = ADOPTED, **changed: Any) -> tuple[Seen, Seen]
     return seen, seen._replace(parent=parent, **changed)
 
 
-ELASTIC = "LOCAL_RANK TORCHELASTIC_RUN_ID"
+PLAYER, TORCH = "player.py", "LOCAL_RANK TORCHELASTIC_RUN_ID"
+LED: dict[str, Any] = {"session": "parent", "leader_alive": False}
+"""Who is adopted in its own session has a parent that leads it."""
 
 EXPECTED: dict[str, tuple[Seen, Seen]] = {
     "double_fork_daemon": both(Seen(ADOPTED, "other", "other", leader_alive=False)),
-    "ready_daemon": left(Seen("player.py", "self", "self")),
+    "ready_daemon": left(Seen(PLAYER, "self", "self")),
     "nohup_job": left(Seen("sh", "launcher", "launcher", ignores="HUP INT QUIT"), leader_alive=False),
     "disowned_job": left(Seen("bash", "self", "launcher")),
     "setsid_job": left(Seen("sh", "self", "self", ignores="INT QUIT")),
@@ -58,58 +59,41 @@ EXPECTED: dict[str, tuple[Seen, Seen]] = {
     "systemd_service": both(Seen("systemd", "self", "self")),
     "tmux_child": both(Seen("tmux", "self", "self")),
     "container_init": left(Seen("unshare", "self", "self", outside=True)),
-    "dataloader_forked": both(Seen("player.py", "parent", "parent")),
-    "dataloader_spawned": both(Seen("player.py", "parent", "parent", signs="multiprocessing")),
-    "supervised": both(Seen("player.py", "parent", "parent")),
-    "orphaned_subprocesses": left(Seen("player.py", "launcher", "other"), leader_alive=False),
-    "orphaned_spawned": left(
-        Seen("player.py", "launcher", "other", signs="multiprocessing"), leader_alive=False
-    ),
-    "orphaned_forked": left(Seen("player.py", "launcher", "other"), leader_alive=False),
-    "orphaned_ranks": left(Seen("player.py", "self", "self", signs=ELASTIC)),
-    "orphaned_from_session_leader": left(Seen("player.py", "launcher", "launcher"), leader_alive=False),
-    "orphaned_under_subreaper": left(
-        Seen("player.py", "launcher", "other"), "systemd", session="parent", leader_alive=False
-    ),
-    "orphaned_in_container": left(
-        Seen("player.py", "launcher", "other"), "tini", session="parent", leader_alive=False, init=True
-    ),
+    "dataloader_forked": both(Seen(PLAYER, "parent", "parent")),
+    "dataloader_spawned": both(Seen(PLAYER, "parent", "parent", signs="multiprocessing")),
+    "supervised": both(Seen(PLAYER, "parent", "parent")),
+    "orphaned_subprocesses": left(Seen(PLAYER, "launcher", "other"), leader_alive=False),
+    "orphaned_spawned": left(Seen(PLAYER, "launcher", "other", signs="multiprocessing"), leader_alive=False),
+    "orphaned_forked": left(Seen(PLAYER, "launcher", "other"), leader_alive=False),
+    "orphaned_ranks": left(Seen(PLAYER, "self", "self", signs=TORCH)),
+    "orphaned_from_session_leader": left(Seen(PLAYER, "launcher", "launcher"), leader_alive=False),
+    "orphaned_under_subreaper": left(Seen(PLAYER, "launcher", "other"), "systemd", **LED),
+    "orphaned_in_container": left(Seen(PLAYER, "launcher", "other"), "tini", **LED, init=True),
     "pipeline": both(Seen("bash", "other", "parent", leader_alive=False)),
     "rank_in_a_shell": both(Seen("bash", "parent", "parent", signs="PMIX_RANK")),
     "rank_in_a_script": both(Seen("bash", "parent", "parent", signs="OMPI_COMM_WORLD_RANK")),
-    "ranks_that_run_a_shell": both(Seen("sh", "parent", "parent", signs=ELASTIC)),
+    "ranks_that_run_a_shell": both(Seen("sh", "parent", "parent", signs=TORCH)),
     "ray_task_in_a_shell": both(Seen("sh", "parent", "parent", signs="RAY_RAYLET_PID")),
-    "in_a_pod": both(Seen("containerd-shim-runc-v2", "self", "self", signs=ELASTIC)),
-    "executed_in_a_pod": both(Seen("nsenter", "parent", "parent", signs=ELASTIC, outside=True)),
+    "in_a_pod": both(Seen("containerd-shim-runc-v2", "self", "self", signs=TORCH)),
+    "executed_in_a_pod": both(Seen("nsenter", "parent", "parent", signs=TORCH, outside=True)),
     "docker_init": both(Seen("docker-init", "parent", "parent", signs="PMIX_RANK", init=True)),
     "catatonit": both(Seen("catatonit", "parent", "parent", signs="OMPI_COMM_WORLD_RANK", init=True)),
     "shell_as_init": both(Seen("bash", "other", "other", signs="LOCAL_RANK PMIX_RANK", init=True)),
-    "launcher_as_init": both(Seen("player.py", "self", "self", signs=ELASTIC, init=True)),
+    "launcher_as_init": both(Seen(PLAYER, "self", "self", signs=TORCH, init=True)),
     "debugged": left(Seen("gdb", "launcher", "launcher"), leader_alive=False),
     "profiled": left(Seen("nsys", "launcher", "launcher"), leader_alive=False),
     "terminal_closed": left(Seen("gnome-terminal-server", "launcher", "launcher"), leader_alive=False),
-    "orphaned_ranks_in_container": left(
-        Seen("player.py", "self", "self", signs=ELASTIC), "docker-init", init=True
-    ),
-    "orphaned_ranks_under_sleep": left(Seen("player.py", "self", "self", signs=ELASTIC), "sleep", init=True),
-    "orphaned_ranks_under_a_shell": left(Seen("player.py", "self", "self", signs=ELASTIC), "bash", init=True),
+    "orphaned_ranks_in_container": left(Seen(PLAYER, "self", "self", signs=TORCH), "docker-init", init=True),
+    "orphaned_ranks_under_sleep": left(Seen(PLAYER, "self", "self", signs=TORCH), "sleep", init=True),
+    "orphaned_ranks_under_a_shell": left(Seen(PLAYER, "self", "self", signs=TORCH), "bash", init=True),
     "orphaned_workers_with_rank": left(
-        Seen("player.py", "launcher", "other", signs="LOCAL_RANK multiprocessing"),
-        "tini",
-        session="parent",
-        leader_alive=False,
-        init=True,
+        Seen(PLAYER, "launcher", "other", signs="LOCAL_RANK multiprocessing"), "tini", **LED, init=True
     ),
-    "orphaned_kernels": left(Seen("player.py", "self", "self", signs="jupyter")),
+    "orphaned_kernels": left(Seen(PLAYER, "self", "self", signs="jupyter")),
 }
 
 
 TREES = {tree.name: tree for tree in (*HEALTHY, *LEFTOVERS)}
-
-
-@pytest.fixture
-def host() -> Host:
-    return Host(PROC)
 
 
 def _row(host: Host, pid: int) -> ProcessRow:
@@ -121,8 +105,7 @@ def _facts(host: Host, pid: int) -> ProcessFacts:
 
 
 def _leads(leader: int, holder: int, parent: int, launcher: int | None) -> str:
-    names = {parent: "parent", launcher: "launcher", holder: "self"}
-    return names.get(leader, "other")
+    return {parent: "parent", launcher: "launcher", holder: "self"}.get(leader, "other")
 
 
 WORKER_SIGNS = "LOCAL_RANK TORCHELASTIC_RUN_ID OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK RAY_RAYLET_PID".split()
@@ -194,11 +177,9 @@ def test_a_container_shows_its_own_pids(host: Host) -> None:
     """The init of a PID namespace is recognised; so is a parent that is one."""
     with containers.container_init.play() as cast:
         main, child = (_facts(host, pid) for pid in cast.pids)
-    assert main.nspid == (main.pid, 1)
-    assert child.nspid[0] == child.pid
+    assert (main.nspid, child.nspid[0]) == ((main.pid, 1), child.pid)
     assert child.nspid[1] > 1
-    assert child.parent is not None
-    assert (child.parent.pid, child.parent.init) == (main.pid, True)
+    assert (sure(child.parent).pid, sure(child.parent).init) == (main.pid, True)
 
 
 def test_a_zombie_leader_still_has_its_name(host: Host) -> None:

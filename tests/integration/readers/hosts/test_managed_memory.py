@@ -30,8 +30,7 @@ from vramledger.readers.hosts.managed_memory import (
 from vramledger.readers.hosts.stat import read_row
 from vramledger.readers.hosts.system_memory import HostMemory, SystemMemory
 
-MIB = 2**20
-GIB = 2**30
+KIB, MIB, GIB = 2**10, 2**20, 2**30
 BASE = 2 * MIB
 
 
@@ -52,8 +51,7 @@ def program(place: Path, *sizes: int) -> Iterator[ProcessRow]:
         os._exit(len(maps))
     try:
         os.read(ready, 1)
-        row = sure(read_row("/proc", pid))
-        yield row
+        yield sure(read_row("/proc", pid))
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -116,8 +114,7 @@ def test_nothing_is_read_without_uncharged_bytes(tmp_path: Path) -> None:
 
 def test_the_pace(uvm: Path, tmp_path: Path) -> None:
     """A process is read again after a while, sooner if the bytes have changed."""
-    now = 0.0
-    proc = tmp_path / "proc"
+    now, proc = 0.0, tmp_path / "proc"
     proc.symlink_to("/proc")
     reader = ManagedMemoryReader(str(proc), clock=lambda: now)
     with program(uvm, BASE + GIB) as row:
@@ -145,9 +142,6 @@ def test_a_driver_that_hides_its_reserve(uvm: Path) -> None:
         assert ManagedMemoryReader("/proc").update([hidden], [row], 5.0) == ()
 
 
-KIB = 1024
-
-
 def test_this_host_has_memory() -> None:
     """The kernel of this host says how much memory there is, and how much a program could take."""
     found = sure(SystemMemory().host())
@@ -169,15 +163,12 @@ def test_the_figures_of_a_host_and_a_node(tmp_path: Path, available: int, free: 
     assert memory.node(1) == NodeMemory(*figures, shared=50 * KIB)
 
 
-@pytest.mark.parametrize(
-    "content", ["", "MemTotal: 10 kB\n", "MemTotal: 0 kB\nMemAvailable: 0 kB\n", "\xff\n"]
-)
-def test_what_the_kernel_does_not_tell_is_not_known(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize("text", ["", "MemTotal: 10 kB\n", "MemTotal: 0 kB\nMemAvailable: 0 kB\n", "\xff\n"])
+def test_what_the_kernel_does_not_tell_is_not_known(tmp_path: Path, text: str) -> None:
     """Without a total and an estimate there is no figure, and a missing file is the same."""
-    (tmp_path / "meminfo").write_text(content, encoding="latin-1")
-    memory = SystemMemory(str(tmp_path), tmp_path)
-    assert memory.host() is None
-    assert SystemMemory(str(tmp_path / "none"), tmp_path).host() is None
+    (tmp_path / "meminfo").write_text(text, encoding="latin-1")
+    for place in (tmp_path, tmp_path / "none"):
+        assert SystemMemory(str(place), tmp_path).host() is None
 
 
 def test_a_node_that_is_offline_is_not_empty(tmp_path: Path) -> None:

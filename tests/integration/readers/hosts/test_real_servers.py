@@ -47,16 +47,17 @@ def wsgi(environ, start_response):
 """
 
 
+Ask = Callable[[], object]
+
+
 class Program(NamedTuple):
     """A server or a notebook, and what gives it work."""
 
     pid: int
-    ask: Callable[[], object] | None
+    ask: Ask | None
 
 
-def _server(
-    ending: ExitStack, folder: Path, *command: str
-) -> tuple[subprocess.Popen[bytes], Callable[[], object]]:
+def _server(ending: ExitStack, folder: Path, *command: str) -> tuple[int, Ask]:
     port = free_port()
     (folder / "served.py").write_text(SERVER, encoding="utf-8")
     arguments = [sys.executable, "-m", *(each.format(port=port) for each in command)]
@@ -72,17 +73,17 @@ def _server(
             return False
 
     wait_until(ask, "the server answers")
-    return process, ask
+    return process.pid, ask
 
 
 def _uvicorn(ending: ExitStack, folder: Path, *, asked: bool) -> Program:
-    process, ask = _server(ending, folder, "uvicorn", "--port={port}", "--log-level=critical", "served:app")
-    return Program(process.pid, ask if asked else None)
+    pid, ask = _server(ending, folder, "uvicorn", "--port={port}", "--log-level=critical", "served:app")
+    return Program(pid, ask if asked else None)
 
 
 def _gunicorn(ending: ExitStack, folder: Path, *, asked: bool) -> Program:
-    process, ask = _server(ending, folder, "gunicorn", "--bind=127.0.0.1:{port}", "served:wsgi")
-    (worker,) = psutil.Process(process.pid).children()
+    pid, ask = _server(ending, folder, "gunicorn", "--bind=127.0.0.1:{port}", "served:wsgi")
+    (worker,) = psutil.Process(pid).children()
     return Program(worker.pid, ask if asked else None)
 
 
@@ -151,7 +152,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         yield _look(programs, over)
 
 
-def _ask_on(ask: Callable[[], object], over: threading.Event) -> None:
+def _ask_on(ask: Ask, over: threading.Event) -> None:
     while not over.wait(1.0):
         ask()
 

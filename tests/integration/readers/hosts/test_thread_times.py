@@ -182,13 +182,11 @@ def test_a_thread_like_the_drivers_does_not_count(start: Start) -> None:
     assert (worked.still, worked.other_runs >= 1, worked.python) == (False, True, True)
 
 
-@pytest.mark.parametrize(
-    ("times", "command"), [(1, "."), (30, "w"), (600, ".")], ids=["seldom", "long", "often"]
-)
-def test_the_drivers_name_excuses_none(start: Start, times: int, command: str) -> None:
+@pytest.mark.parametrize(("times", "order"), [(1, "."), (30, "w"), (600, ".")], ids=["rare", "long", "often"])
+def test_the_drivers_name_excuses_none(start: Start, times: int, order: str) -> None:
     """A worker of that name that runs seldom, long or often counts as any other thread."""
     program = start(DRIVER)
-    found = Looking(program).told((program.helpers[0], command, times))
+    found = Looking(program).told((program.helpers[0], order, times))
     assert (found.still, found.other_runs >= times) == (False, True)
 
 

@@ -2,12 +2,10 @@
 
 import pytest
 
-from tests.support.nvml_readers import Open, read
-from tests.support.standin.library import Code, StandIn
+from tests.support.nvml_readers import read
+from tests.support.standin.library import MIB, Code, Device, StandIn
 from tests.support.sure import sure
 from vramledger.readers.nvml.device_reader import DeviceReader
-
-MIB = 2**20
 
 
 def test_counters_are_means_in_base_units(standin_here: StandIn, reader: DeviceReader) -> None:
@@ -44,20 +42,18 @@ def test_a_failed_query_loses_no_work(standin_here: StandIn, reader: DeviceReade
     assert (read(reader, 2.0).activity or {})["sm"] == 0.05
 
 
-def test_a_gpu_before_hopper_has_none(standin_here: StandIn, open_readers: Open) -> None:
+def test_a_gpu_before_hopper_has_none(standin_here: StandIn, reader: DeviceReader) -> None:
     """Where the device does not support it, nothing has failed, and it is asked only once."""
     standin_here.device(0).set(gpm_supported=0)
-    (reader,) = open_readers()
     for now in (0.0, 1.0, 2.0):
         reading = read(reader, now)
         assert (reading.activity, reading.failed) == (None, ())
     assert standin_here.calls("nvmlGpmQueryDeviceSupport") == 1
 
 
-def test_without_counters_a_burst_in_between_shows(standin_here: StandIn, open_readers: Open) -> None:
+def test_without_counters_a_burst_in_between_shows(standin_here: StandIn, reader: DeviceReader) -> None:
     """Before Hopper the driver's samples of the whole GPU say what its last rate does not."""
     standin_here.device(0).set(gpm_supported=0)
-    (reader,) = open_readers()
     read(reader, 0.0)
     read(reader, 1.0)
     standin_here.device(0).set(gpu_utilization_peak=60)
@@ -71,16 +67,14 @@ def test_metrics_that_the_driver_lacks_are_left_out(standin_here: StandIn, reade
     """A driver that refuses a question with newer metrics answers the one without them."""
     standin_here.device(0).set(gpm_last_metric=97)
     read(reader, 0.0)
-    activity = sure(read(reader, 1.0).activity)
-    assert "sm" in activity
+    assert "sm" in sure(read(reader, 1.0).activity)
 
 
 def test_a_metric_that_the_card_does_not_have_is_absent(standin_here: StandIn, reader: DeviceReader) -> None:
     """A card without NVLink has no NVLink traffic, rather than 0."""
     standin_here.device(0).set_activity(nvlink_receive=None, nvlink_transmit=None)
     read(reader, 0.0)
-    activity = sure(read(reader, 1.0).activity)
-    assert not {"nvlink_receive", "nvlink_transmit"} & activity.keys()
+    assert not {"nvlink_receive", "nvlink_transmit"} & sure(read(reader, 1.0).activity).keys()
 
 
 @pytest.mark.parametrize("value", [float("nan"), 1e300, 4_000.0])
@@ -126,11 +120,9 @@ def test_the_counters_replace_the_slow_query_for_pcie(standin_here: StandIn, rea
 
 
 @pytest.mark.parametrize(("profile", "other"), [("3g.71gb", 0.0), ("1c.3g.71gb", 0.5)])
-def test_each_mig_instance_has_counters_of_its_own(
-    standin_here: StandIn, reader: DeviceReader, profile: str, other: float
-) -> None:
+def test_each_instance_has_counters(device: Device, reader: DeviceReader, profile: str, other: float) -> None:
     """One of two instances works; compute instances share those of theirs; the divided GPU has none."""
-    one, _ = standin_here.device(0).divide(profile, profile)
+    one, _ = device.divide(profile, profile)
     reader.read(1000.0, 0.0)
     one.set_activity(sm=50.0)
     gpu, first, second = reader.read(1001.0, 1.0)

@@ -15,6 +15,7 @@ from tests.support.standin.library import (
     OLD_DRIVER,
     VERY_OLD_DRIVER,
     Code,
+    Device,
     StandIn,
     build,
 )
@@ -28,11 +29,11 @@ NOT_AVAILABLE_32 = 2**32 - 1
 NOT_AVAILABLE_64 = 2**64 - 1
 
 
-def test_what_a_device_is_comes_with_every_reading(standin_here: StandIn, reader: DeviceReader) -> None:
+def test_what_a_device_is_comes_with_every_reading(device: Device, reader: DeviceReader) -> None:
     """Index, UUID, name, bus address as in sysfs, and minor number identify a device."""
     reading = read(reader)
     actual = (reading.index, reading.uuid, reading.name, reading.pci_bus_id, reading.minor)
-    assert actual == (0, standin_here.device(0).uuid, "NVIDIA H200", "0000:0b:00.0", 0)
+    assert actual == (0, device.uuid, "NVIDIA H200", "0000:0b:00.0", 0)
 
 
 def test_utilization_is_a_ratio(standin_here: StandIn, reader: DeviceReader) -> None:
@@ -65,8 +66,7 @@ def test_not_available_is_never_a_number(standin_here: StandIn, reader: DeviceRe
     standin_here.device(0).set_processes([(10, None)])
     reading = read(reader)
     assert reading.hardware["device_ecc_errors_total"] == {"uncorrected": 5}
-    assert reading.utilization == {"memory": 0}
-    assert reading.memory is None
+    assert (reading.utilization, reading.memory) == ({"memory": 0}, None)
     assert reading.processes == (ProcessEntry(10, None, "C"),)
     absent = "power_watts energy_joules_total bar1_memory_bytes throttle_active memory_temperature_celsius"
     assert not {f"device_{name}" for name in absent.split()} & set(reading.hardware)
@@ -75,8 +75,7 @@ def test_not_available_is_never_a_number(standin_here: StandIn, reader: DeviceRe
 @pytest.mark.parametrize("without", [OLD_DRIVER, VERY_OLD_DRIVER, LEGACY_535_DRIVER])
 def test_older_drivers_are_read(standin_directory: Path, tmp_path: Path, without: Iterable[str]) -> None:
     """Without v2 and v3 functions, and with longer rows, the holders are the same; v1 knows no reserve."""
-    library = build(standin_directory, without=without)
-    with StandIn(tmp_path, library) as standin, standin.in_this_process():
+    with StandIn(tmp_path, build(standin_directory, without=without)) as standin, standin.in_this_process():
         standin.device(0).set_processes([(10, 100), (20, None)], mps=[(10, 100)])
         standin.device(0).set_memory(total=1000, reserved=100, used=300)
         driver = Driver.open()
@@ -138,9 +137,7 @@ def test_a_gpu_that_answers_nothing_has_failed(standin_here: StandIn, reader: De
 
 
 @pytest.mark.parametrize("code", [Code.UNKNOWN, 4711])
-def test_a_failed_question_costs_only_its_value(
-    standin_here: StandIn, reader: DeviceReader, code: int
-) -> None:
+def test_a_failed_question_costs_its_value(standin_here: StandIn, reader: DeviceReader, code: int) -> None:
     """One hardware query that fails, with any number, is named; the rest of the reading is valid."""
     standin_here.fail("nvmlDeviceGetTemperature", code)
     reading = read(reader)
@@ -154,27 +151,23 @@ def test_a_fast_sample_asks_nothing_twice(standin_here: StandIn, reader: DeviceR
     standin_here.device(0).set_processes([(pid, MIB) for pid in range(1, 65)])
     standin_here.device(0).busy(1)
     read(reader, 0.0)
-    functions = ["MemoryInfo_v2", "ComputeRunningProcesses_v3", "ProcessUtilization"]
-    empty = ["GraphicsRunningProcesses_v3", "MPSComputeRunningProcesses_v3"]
-    asked = [f"nvmlDeviceGet{each}" for each in functions + empty]
+    lists = [f"{kind}RunningProcesses_v3" for kind in ("Compute", "Graphics", "MPSCompute")]
+    asked = [f"nvmlDeviceGet{each}" for each in ("MemoryInfo_v2", "ProcessUtilization", *lists)]
     before = [standin_here.calls(function) for function in asked]
     read(reader, 1.0)
-    after = [standin_here.calls(function) for function in asked]
-    assert [now - then for now, then in zip(after, before, strict=True)] == [1, 1, 1, 0, 0]
+    made = [standin_here.calls(function) - count for function, count in zip(asked, before, strict=True)]
+    assert made == [1, 1, 1, 0, 0]
 
 
-def test_instances_are_devices_and_their_gpu_has_none(standin_here: StandIn, open_readers: Open) -> None:
+def test_instances_are_devices_and_their_gpu_has_none(device: Device, reader: DeviceReader) -> None:
     """A divided GPU has hardware readings; its instances have the memory and the holders."""
-    device = standin_here.device(0)
     device.set_processes([(10, GIB), (20, 2 * GIB)])
     small, large = device.divide("1g.18gb", "2g.35gb")
     small.set_processes([(10, GIB)])
     large.set_processes([(20, 2 * GIB)])
-    (reader,) = open_readers()
     gpu, first, second = reader.read(time.time(), 0.0)
     assert (gpu.divided, gpu.memory, gpu.processes, gpu.process_utilization) == (True, None, None, None)
-    assert "device_power_watts" in gpu.hardware
-    assert (gpu.error, gpu.failed) == (None, ())
+    assert ("device_power_watts" in gpu.hardware, gpu.error, gpu.failed) == (True, None, ())
     expected = ((first, small, "1g.18gb", 1, 10), (second, large, "2g.35gb", 2, 20))
     for instance, unit, profile, number, pid in expected:
         assert (instance.uuid, instance.parent, instance.index) == (unit.uuid, gpu.uuid, 0)
@@ -185,18 +178,16 @@ def test_instances_are_devices_and_their_gpu_has_none(standin_here: StandIn, ope
         assert (instance.divided, instance.process_utilization, instance.hardware) == (False, None, {})
 
 
-def test_a_profile_without_a_name_is_from_attributes(standin_here: StandIn, open_readers: Open) -> None:
+def test_a_profile_without_a_name_is_from_attributes(device: Device, reader: DeviceReader) -> None:
     """An instance has a profile even if its MIG name has none."""
-    (unit,) = standin_here.device(0).divide("2g.35gb")
+    (unit,) = device.divide("2g.35gb")
     unit.name = "NVIDIA H200"
-    (reader,) = open_readers()
     _, instance = reader.read(time.time(), 0.0)
     assert instance.mig_profile == "2g.35gb"
 
 
-def test_the_mig_layout_is_asked_for_at_the_slow_pace(standin_here: StandIn, open_readers: Open) -> None:
+def test_the_mig_layout_is_asked_for_at_the_slow_pace(standin_here: StandIn, reader: DeviceReader) -> None:
     """A new layout is seen after ten seconds, because the query takes 114 µs."""
-    (reader,) = open_readers()
     assert len(reader.read(time.time(), 0.0)) == 1
     standin_here.device(0).divide("1g.18gb")
     assert len(reader.read(time.time(), SLOW_INTERVAL - 1)) == 1
@@ -204,11 +195,9 @@ def test_the_mig_layout_is_asked_for_at_the_slow_pace(standin_here: StandIn, ope
     assert standin_here.calls("nvmlDeviceGetMigMode") == 2
 
 
-def test_a_destroyed_instance_is_gone_the_next_sample(standin_here: StandIn, open_readers: Open) -> None:
+def test_a_destroyed_instance_is_gone_the_next_sample(device: Device, reader: DeviceReader) -> None:
     """An instance that does not answer any more causes a new read of the layout; others keep their data."""
-    device = standin_here.device(0)
     device.divide("1g.18gb", "1g.18gb")
-    (reader,) = open_readers()
     reader.read(time.time(), 0.0)
     device.raw.instances[0].present = 0
     _, gone, alive = reader.read(time.time(), 1.0)
@@ -217,32 +206,27 @@ def test_a_destroyed_instance_is_gone_the_next_sample(standin_here: StandIn, ope
     assert [reading.uuid for reading in reader.read(time.time(), 2.0)] == [device.uuid, alive.uuid]
 
 
-def test_the_instances_of_a_lost_gpu_are_lost(standin_here: StandIn, open_readers: Open) -> None:
+def test_the_instances_of_a_lost_gpu_are_lost(device: Device, reader: DeviceReader) -> None:
     """The MIG instances of a lost GPU are reported as lost; they do not just disappear."""
-    device = standin_here.device(0)
     (unit,) = device.divide("1g.18gb")
-    (reader,) = open_readers()
     reader.read(time.time(), 0.0)
     device.lost = True
     readings = reader.read(time.time(), 1.0)
     assert [(each.uuid, each.error) for each in readings] == [(device.uuid, "lost"), (unit.uuid, "lost")]
 
 
-def test_an_instance_has_a_place(standin_here: StandIn, open_readers: Open) -> None:
+def test_an_instance_has_a_place(device: Device, reader: DeviceReader) -> None:
     """Its first memory slice and their number distinguish instances of one profile."""
-    device = standin_here.device(0)
     first, second = device.divide("3g.71gb", "3g.71gb")
     first.place(0, 4)
     second.place(4, 4)
-    (reader,) = open_readers()
     assert [each.mig_placement for each in reader.read(time.time(), 0.0)] == [None, "0:4", "4:4"]
 
 
-def test_a_place_that_is_not_told_is_not_a_failure(standin_here: StandIn, open_readers: Open) -> None:
+def test_a_place_that_is_not_told_is_not_a_failure(standin_here: StandIn, reader: DeviceReader) -> None:
     """NVML tells the place only to root; the instance has its data all the same."""
     standin_here.device(0).divide("3g.71gb")
     standin_here.fail("nvmlDeviceGetGpuInstanceById", Code.NO_PERMISSION)
-    (reader,) = open_readers()
     _, instance = reader.read(time.time(), 0.0)
     assert (instance.mig_placement, instance.error, instance.failed) == (None, None, ())
     assert instance.memory is not None

@@ -3,17 +3,16 @@
 import pytest
 
 from tests.support.nvml_readers import read
-from tests.support.standin.library import GIB, MIB, Code, StandIn
+from tests.support.standin.library import GIB, MIB, Code, Device, StandIn
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.readers.nvml.driver import Driver
 from vramledger.readers.nvml.hardware import HARDWARE_METRICS
 
 
 @pytest.fixture(autouse=True)
-def _older_gpu(standin_here: StandIn) -> None:
+def _older_gpu(device: Device) -> None:
     """Take a GPU without GPM, whose counters would replace one of the queries."""
-    for number in range(standin_here.device_count):
-        standin_here.device(number).set(gpm_supported=0)
+    device.set(gpm_supported=0)
 
 
 def test_hardware_is_in_base_units(standin_here: StandIn, reader: DeviceReader) -> None:
@@ -45,16 +44,12 @@ def test_hardware_is_in_base_units(standin_here: StandIn, reader: DeviceReader) 
     }  # fmt: skip
 
 
-def test_an_unknown_performance_state_is_absent(standin_here: StandIn, reader: DeviceReader) -> None:
-    """State 32 is NVML's "unknown", not a P-state."""
-    standin_here.device(0).set(performance_state=32)
-    assert "device_performance_state" not in read(reader).hardware
-
-
-def test_throttle_reasons_of_a_newer_driver_are_left_out(standin_here: StandIn, reader: DeviceReader) -> None:
-    """Unknown bits do not change the reasons of the known ones."""
-    standin_here.device(0).set(throttle_reasons=1 << 40 | 1)
-    active = read(reader).hardware["device_throttle_active"]
+def test_what_is_not_known_is_left_out(device: Device, reader: DeviceReader) -> None:
+    """State 32 is NVML's "unknown", and no P-state; unknown reasons to throttle do not change the others."""
+    device.set(performance_state=32, throttle_reasons=1 << 40 | 1)
+    hardware = read(reader).hardware
+    assert "device_performance_state" not in hardware
+    active = hardware["device_throttle_active"]
     assert isinstance(active, dict)
     assert [reason for reason, value in active.items() if value] == ["gpu_idle"]
 
@@ -65,8 +60,7 @@ SLOW_FUNCTIONS = ("TotalEnergyConsumption", "FieldValues", "PcieThroughput", "BA
 def test_expensive_readings_have_their_own_pace(standin_here: StandIn, reader: DeviceReader) -> None:
     """A query that takes more than 100 µs runs every ten seconds; its value is kept in between."""
     for second in range(10):
-        energy = read(reader, float(second)).hardware["device_energy_joules_total"]
-        assert energy == 5000
+        assert read(reader, float(second)).hardware["device_energy_joules_total"] == 5000
         standin_here.device(0).set(energy=6_000_000)
     counts = {name: standin_here.calls(f"nvmlDeviceGet{name}") for name in SLOW_FUNCTIONS}
     assert counts == {**dict.fromkeys(SLOW_FUNCTIONS, 1), "PcieThroughput": 2, "FieldValues": 2}
@@ -80,8 +74,7 @@ def test_a_collector_that_is_off_calls_nothing(standin_here: StandIn) -> None:
     (reader,) = driver.readers(frozenset({"ledger", "process"}))
     reading = read(reader)
     driver.close()
-    assert set(reading.hardware) == {"device_recovery_action"}
-    assert reading.memory is not None
+    assert (set(reading.hardware), reading.memory is not None) == ({"device_recovery_action"}, True)
     for name in ("PowerUsage", "Temperature", "ClockInfo", "PcieThroughput", "BAR1MemoryInfo"):
         assert standin_here.calls(f"nvmlDeviceGet{name}") == 0
 

@@ -4,14 +4,14 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.nvml_readers import Open
-from tests.support.standin.library import GIB, MIB, Code, StandIn
+from tests.support.standin.library import GIB, MIB, Code, Device, StandIn
 from vramledger.errors import DriverError
 from vramledger.readers.nvml.calls import DeviceLostError
 from vramledger.readers.nvml.device_reader import DeviceReader
 
 USED, COUNTERS = "nvmlDeviceGetMemoryInfo_v2", "nvmlGpmSampleGet"
 LIST, ROWS = "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetProcessUtilization"
+Change = Callable[[StandIn], object]
 OTHERS = (LIST, ROWS, "nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetUtilizationRates")
 
 BEGIN = 1_000_000.0
@@ -39,7 +39,7 @@ def test_a_look_asks_for_bytes_and_counters_alone(standin_here: StandIn, calm: D
     assert made == {USED: 1, COUNTERS: 1, **dict.fromkeys(OTHERS, 0)}
 
 
-CHANGES: dict[str, Callable[[StandIn], object]] = {
+CHANGES: dict[str, Change] = {
     "one comes": lambda it: it.device(0).set_processes([(10, GIB), (20, MIB), (30, MIB)]),
     "one ends": lambda it: it.device(0).set_processes([(10, GIB)]),
     "one grows": lambda it: it.device(0).set_processes([(10, GIB + MIB), (20, MIB)]),
@@ -53,27 +53,24 @@ CHANGES: dict[str, Callable[[StandIn], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_changes_end_it(
-    standin_here: StandIn, calm: DeviceReader, change: Callable[[StandIn], object]
-) -> None:
+def test_changes_end_it(standin_here: StandIn, calm: DeviceReader, change: Change) -> None:
     """A look that finds a change, or that fails, says so, also after looks that found none."""
     assert calm.is_unchanged(NOW)
     change(standin_here)
     assert not calm.is_unchanged(NOW + 1)
 
 
-def test_a_busy_gpu_is_calm_too_until_it_rests(standin_here: StandIn, reader: DeviceReader) -> None:
+def test_a_busy_gpu_is_calm_too_until_it_rests(device: Device, reader: DeviceReader) -> None:
     """Kernels in each second are as steady as none; the first second without one is a change."""
-    gpu = standin_here.device(0)
-    gpu.set_processes([(10, GIB)])
-    gpu.set_activity(sm=90.0, dram=20.0)
+    device.set_processes([(10, GIB)])
+    device.set_activity(sm=90.0, dram=20.0)
     for second in range(int(NOW)):
-        gpu.raw_sample(10, timestamp=int((BEGIN + second) * 1e6), sm=90)
+        device.raw_sample(10, timestamp=int((BEGIN + second) * 1e6), sm=90)
         reader.read(BEGIN + second, float(second))
-    gpu.set_activity(sm=40.0, dram=0.0)
+    device.set_activity(sm=40.0, dram=0.0)
     assert reader.is_calm(NOW)
     assert reader.is_unchanged(NOW)
-    gpu.be_idle()
+    device.be_idle()
     assert not reader.is_unchanged(NOW + 1)
 
 
@@ -120,7 +117,7 @@ def test_a_gpu_that_worked_ten_seconds_ago_is_not_calm(standin_here: StandIn, ca
         assert not calm.is_calm(NOW + second + 0.5)
 
 
-NEVER_CALM: dict[str, Callable[[StandIn], object]] = {
+NEVER_CALM: dict[str, Change] = {
     "before Hopper": lambda it: it.fail("nvmlGpmQueryDeviceSupport", Code.NOT_SUPPORTED),
     "divided by MIG": lambda it: it.device(0).divide("1g.18gb"),
     "a query fails": lambda it: it.fail("nvmlDeviceGetTemperature", Code.UNKNOWN),
@@ -130,13 +127,10 @@ NEVER_CALM: dict[str, Callable[[StandIn], object]] = {
 
 
 @pytest.mark.parametrize("case", NEVER_CALM.values(), ids=NEVER_CALM.keys())
-def test_where_something_is_not_known_each_second_has_a_reading(
-    standin_here: StandIn, open_readers: Open, case: Callable[[StandIn], object]
-) -> None:
+def test_what_is_not_known_makes_no_calm(standin_here: StandIn, reader: DeviceReader, case: Change) -> None:
     """A look needs counters, a whole last reading, and a name for all work."""
     standin_here.device(0).set_processes([(10, GIB)])
     case(standin_here)
-    (reader,) = open_readers()
     for second in range(int(NOW)):
         reader.read(BEGIN + second, float(second))
     assert not reader.is_calm(NOW)

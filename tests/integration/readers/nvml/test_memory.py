@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.nvml_readers import opened, read
 from tests.support.standin.layout import NOT_SUPPORTED_32
-from tests.support.standin.library import GIB, MIB, Code, StandIn
+from tests.support.standin.library import GIB, MIB, Code, Device, StandIn
 from tests.support.sure import sure
 from tests.support.system_memory import write_host_memory, write_node
 from vramledger.model.reading import MemoryReading, NodeMemory
@@ -23,6 +23,12 @@ AVAILABLE = 100 * GIB
 NODE = 95 * GIB
 
 Open = Callable[[], DeviceReader]
+
+
+def fail_memory(standin: StandIn, code: int) -> None:
+    """Let each version of the question for the used bytes fail on all GPUs, or answer again."""
+    for name in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"):
+        standin.fail(name, code)
 
 
 @pytest.fixture
@@ -42,11 +48,8 @@ def open_reader(open_driver: Callable[[], Driver], tmp_path: Path) -> Open:
      (("NVIDIA GH200 480GB", NOT_SUPPORTED_32, 2), "ats")],
     ids=["an H200", "the node beside it, which has CPUs", "a GH200 whose driver manages its memory (CDMM)"],
 )  # fmt: skip
-def test_a_discrete_gpu_has_its_own_memory(
-    standin_here: StandIn, open_reader: Open, gpu: tuple[str, int, int], told: str
-) -> None:
-    """Its memory is neither coherent nor unified."""
-    device = standin_here.device(0)
+def test_a_discrete_gpu(device: Device, open_reader: Open, gpu: tuple[str, int, int], told: str) -> None:
+    """Its memory is its own: neither coherent nor unified."""
     device.name, device.numa_node, mode = gpu
     device.set(addressing_mode=mode)
     reading = read(open_reader())
@@ -54,9 +57,9 @@ def test_a_discrete_gpu_has_its_own_memory(
     assert reading.failed == ()
 
 
-def test_a_node_without_processors_is_coherent_memory(standin_here: StandIn, open_reader: Open) -> None:
+def test_a_node_without_processors_is_coherent_memory(device: Device, open_reader: Open) -> None:
     """On a GH200 in NUMA mode the kernel's figures of the node come with NVML's."""
-    standin_here.device(0).be_coherent(1)
+    device.be_coherent(1)
     reading = read(open_reader())
     assert (reading.memory_kind, reading.addressing_mode, reading.failed) == ("coherent", "ats", ())
     assert reading.node == NodeMemory(1, NODE, 60 * GIB, GIB, 2 * GIB, 0)
@@ -74,9 +77,7 @@ def test_a_silent_driver_is_no_harsher_verdict(standin_here: StandIn, open_reade
 
 
 @pytest.mark.parametrize("code", [Code.UNKNOWN, Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND])
-def test_what_was_known_of_a_node_outlives_a_failure(
-    standin_here: StandIn, open_reader: Open, code: Code
-) -> None:
+def test_what_was_known_of_a_node_is_kept(standin_here: StandIn, open_reader: Open, code: Code) -> None:
     """A query that fails, also as unsupported, does not make the system's memory unattributed bytes."""
     device = standin_here.device(0)
     device.be_coherent(1)
@@ -100,9 +101,8 @@ def test_an_offline_node_stays_coherent(standin_here: StandIn, open_reader: Open
     assert (reading.memory_kind, reading.node, reading.failed) == ("coherent", None, ("node",))
 
 
-def test_an_instance_of_a_coherent_gpu_is_coherent(standin_here: StandIn, open_reader: Open) -> None:
+def test_an_instance_of_a_coherent_gpu_is_coherent(device: Device, open_reader: Open) -> None:
     """An instance without a node of its own has memory of the operating system all the same."""
-    device = standin_here.device(0)
     device.be_coherent(1)
     own, shared = device.divide("1g.12gb", "1g.12gb")
     own.numa_node = 1
@@ -112,42 +112,24 @@ def test_an_instance_of_a_coherent_gpu_is_coherent(standin_here: StandIn, open_r
     assert (first.node is not None, second.node) == (True, None)
 
 
-def test_a_gpu_without_memory_uses_the_hosts(standin_here: StandIn, open_reader: Open) -> None:
-    """A GB10 has a ledger over the host's memory, and what can be taken of it is free."""
+@pytest.mark.parametrize("total", [None, 0, HOST], ids=["a GB10", "no bytes", "the host's"])
+def test_a_hosts_memory(standin_here: StandIn, open_reader: Open, tmp_path: Path, total: int | None) -> None:
+    """Where the driver has no total, 0 or the host's, what can be taken of the host's memory is free.
+
+    While the figures of the kernel are missing there is no ledger, which is a failure.
+    """
     device = standin_here.device(0)
-    device.be_unified(standin_here)
     device.set_processes([(7, 30 * GIB)])
-    reading = read(open_reader())
-    assert (reading.memory_kind, reading.failed) == ("unified", ())
-    assert reading.memory == MemoryReading(HOST, AVAILABLE, HOST - AVAILABLE, None)
-    assert reading.processes is not None
-
-
-@pytest.mark.parametrize("total", [0, HOST])
-def test_another_gpus_total_is_not_believed(standin_here: StandIn, open_reader: Open, total: int) -> None:
-    """Drivers that answer with a total of 0, or with the host's total, mean the host's memory too."""
-    device = standin_here.device(0)
-    device.set_memory(total=total, reserved=0, used=0)
-    standin_here.fail("nvmlDeviceGetBAR1MemoryInfo", Code.NOT_SUPPORTED)
-    reading = read(open_reader())
-    assert (reading.memory_kind, reading.failed) == ("unified", ())
-    assert reading.memory == MemoryReading(HOST, AVAILABLE, HOST - AVAILABLE, None)
-
-
-@pytest.mark.parametrize("total", [None, 0, HOST])
-def test_unified_memory_outlives_a_host_that_does_not_tell(
-    standin_here: StandIn, open_reader: Open, tmp_path: Path, total: int | None
-) -> None:
-    """While the figures of the kernel are missing there is no ledger, which is a failure."""
-    device = standin_here.device(0)
-    device.be_unified(standin_here)
-    if total is not None:
+    if total is None:
+        device.be_unified(standin_here)
+    else:
         device.set_memory(total=total, reserved=0, used=0)
-        for name in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"):
-            standin_here.fail(name, 0)
+        standin_here.fail("nvmlDeviceGetBAR1MemoryInfo", Code.NOT_SUPPORTED)
     reader = open_reader()
     text = (tmp_path / "meminfo").read_text()
-    assert read(reader).memory_kind == "unified"
+    reading = read(reader)
+    assert (reading.memory_kind, reading.failed, reading.processes is not None) == ("unified", (), True)
+    assert reading.memory == MemoryReading(HOST, AVAILABLE, HOST - AVAILABLE, None)
     (tmp_path / "meminfo").unlink()
     gone = read(reader, 1.0)
     assert (gone.memory, gone.memory_kind, gone.failed) == (None, None, ("memory",))
@@ -158,12 +140,10 @@ def test_unified_memory_outlives_a_host_that_does_not_tell(
 
 def test_a_discrete_gpu_never_gets_the_hosts_memory(standin_here: StandIn, open_reader: Open) -> None:
     """A GPU with a window to its own memory has no ledger while the driver does not report it."""
-    for name in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"):
-        standin_here.fail(name, Code.NOT_SUPPORTED)
+    fail_memory(standin_here, Code.NOT_SUPPORTED)
     reader = open_reader()
     assert (read(reader).memory, read(reader).memory_kind) == (None, None)
-    for name in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"):
-        standin_here.fail(name, 0)
+    fail_memory(standin_here, Code.SUCCESS)
     assert read(reader, 1.0).memory is not None
 
 
@@ -173,8 +153,7 @@ def test_reported_memory_is_never_the_hosts(standin_here: StandIn, open_reader: 
     standin_here.fail("nvmlDeviceGetBAR1MemoryInfo", Code.NOT_SUPPORTED)
     reader = open_reader()
     assert read(reader).memory_kind is None
-    for name in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"):
-        standin_here.fail(name, code)
+    fail_memory(standin_here, code)
     reading = read(reader, 1.0)
     assert (reading.memory, reading.memory_kind, reading.failed) == (None, None, ("memory",))
 

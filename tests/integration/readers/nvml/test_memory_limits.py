@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.nvml_readers import opened, read
-from tests.support.standin.library import GIB, Code, StandIn
+from tests.support.standin.library import GIB, Code, Device, StandIn
 from vramledger.model.reading import CgroupLimit
 from vramledger.readers.hosts.system_memory import DeviceMemoryCgroups, chain_of
 from vramledger.readers.nvml.device_reader import DeviceReader
@@ -23,8 +23,7 @@ def write_cgroup(rootfs: Path, path: str, **files: str) -> None:
     directory = rootfs / "sys/fs/cgroup" / path.strip("/")
     directory.mkdir(parents=True, exist_ok=True)
     for name, value in files.items():
-        other = "drm/0000:03:00.0/vram0 17\n"
-        (directory / f"dmem.{name}").write_text(f"{other}{REGION} {value}\n")
+        (directory / f"dmem.{name}").write_text(f"drm/0000:03:00.0/vram0 17\n{REGION} {value}\n")
 
 
 @pytest.fixture
@@ -52,7 +51,7 @@ UNKNOWN = (None, ("limits",))
 
 
 @pytest.mark.parametrize(
-    ("capacity", "cgroups", "expected"),
+    ("capacity", "cgroups", "known"),
     [
         (FULL, ({"current": "9", "max": "max", "min": "0"}, {"current": "8", "max": "10", "min": "1"}),
          ((CgroupLimit(JOB, 1, 10, 8), CgroupLimit("/slurm", 0, None, 9)), ())),
@@ -72,18 +71,14 @@ UNKNOWN = (None, ("limits",))
          "a cgroup that is gone"],
 )  # fmt: skip
 def test_the_kernels_limits(
-    open_reader: Open,
-    tmp_path: Path,
-    capacity: str,
-    cgroups: tuple[Files, Files],
-    expected: tuple[object, ...],
+    open_reader: Open, tmp_path: Path, capacity: str, cgroups: tuple[Files, Files], known: tuple[object, ...]
 ) -> None:
     """Limit, guarantee and use of each cgroup above a holder; a text for a number is unknown, not missing."""
     write_cgroup(tmp_path, "/", capacity=capacity)
     write_cgroup(tmp_path, "/slurm", **cgroups[0])
     write_cgroup(tmp_path, JOB, **cgroups[1])
     reading = read(open_reader())
-    assert (reading.limits, reading.failed, reading.partition) == (*expected, None)
+    assert (reading.limits, reading.failed, reading.partition) == (*known, None)
 
 
 def test_a_new_holder_has_its_limit_at_the_next_sample(open_reader: Open, tmp_path: Path) -> None:
@@ -108,11 +103,9 @@ def test_a_limit_of_our_own_is_a_partition(open_reader: Open, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("soft", "guaranteed"), [(GIB, GIB), (2**64 - 1, None)])
-def test_without_the_controller_the_driver_is_asked(
-    standin_here: StandIn, open_reader: Open, soft: int, guaranteed: int | None
-) -> None:
-    """NVML's own limits are those of the cgroup's whole path; a guarantee of all makes no garbage."""
-    standin_here.device(0).limit("/sys/fs/cgroup/slurm/job_41", soft=soft, hard=10 * GIB, used=8 * GIB)
+def test_limits_of_the_driver(device: Device, open_reader: Open, soft: int, guaranteed: int | None) -> None:
+    """Without the controller NVML is asked, for the whole path; a guarantee of all makes no garbage."""
+    device.limit("/sys/fs/cgroup/slurm/job_41", soft=soft, hard=10 * GIB, used=8 * GIB)
     reading = read(open_reader())
     assert reading.limits == (CgroupLimit("/slurm/job_41", guaranteed, 10 * GIB, 8 * GIB),)
     assert reading.failed == ()

@@ -5,18 +5,18 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.nvml_readers import Open, read
-from tests.support.standin.library import GIB, MIB, Code, StandIn
+from tests.support.nvml_readers import read
+from tests.support.standin.library import GIB, MIB, Code, Device, StandIn
 from tests.support.sure import sure
 from vramledger.model.reading import DeviceReading, ProcessEntry
 from vramledger.readers.nvml.device_reader import DeviceReader
 from vramledger.sampling.device_threads import failed_collectors
 
 
-def test_the_lists_are_merged_by_maximum(standin_here: StandIn, reader: DeviceReader) -> None:
+def test_the_lists_are_merged_by_maximum(device: Device, reader: DeviceReader) -> None:
     """A pid in several lists is one holder with its largest bytes, and all kinds; no list means nobody."""
     assert read(reader).processes == ()
-    standin_here.device(0).set_processes(
+    device.set_processes(
         [(10, 100), (20, 500), (40, None)], graphics=[(30, 7), (40, 9)], mps=[(20, 500), (10, 120)]
     )
     assert read(reader, 20.0).processes == (
@@ -28,26 +28,20 @@ def test_the_lists_are_merged_by_maximum(standin_here: StandIn, reader: DeviceRe
 
 
 @pytest.mark.parametrize("kind", ["graphics", "mps"])
-def test_a_process_of_an_empty_list_is_seen(standin_here: StandIn, reader: DeviceReader, kind: str) -> None:
+def test_a_process_of_an_empty_list_is_seen(device: Device, reader: DeviceReader, kind: str) -> None:
     """The first graphics process, or MPS client, is in the next reading, and so is its end."""
-    device = standin_here.device(0)
     device.set_processes([(10, 100 * MIB)])
     for second in range(3):
         read(reader, float(second))
     device.set_processes([(10, 100 * MIB)], **{kind: [(20, 7 * MIB)]})
-    letter = kind[0].upper()
-    for second in (3, 4):
-        assert read(reader, float(second)).processes == (
-            ProcessEntry(10, 100 * MIB, "C"),
-            ProcessEntry(20, 7 * MIB, letter),
-        )
+    first, other = ProcessEntry(10, 100 * MIB, "C"), ProcessEntry(20, 7 * MIB, kind[0].upper())
+    assert [read(reader, float(second)).processes for second in (3, 4)] == [(first, other)] * 2
     device.set_processes([(10, 100 * MIB)])
-    assert read(reader, 5.0).processes == (ProcessEntry(10, 100 * MIB, "C"),)
+    assert read(reader, 5.0).processes == (first,)
 
 
-def test_an_mps_client_in_place_of_another_is_seen(standin_here: StandIn, reader: DeviceReader) -> None:
+def test_an_mps_client_in_place_of_another_is_seen(device: Device, reader: DeviceReader) -> None:
     """A new pid has every list read, also if it holds exactly what the one before held."""
-    device = standin_here.device(0)
     device.set_processes([(10, 100 * MIB)])
     for second in range(3):
         read(reader, float(second))
@@ -55,9 +49,8 @@ def test_an_mps_client_in_place_of_another_is_seen(standin_here: StandIn, reader
     assert read(reader, 3.0).processes == (ProcessEntry(20, 100 * MIB, "CM"),)
 
 
-def test_an_empty_list_is_read_again_after_some_seconds(standin_here: StandIn, reader: DeviceReader) -> None:
+def test_an_empty_list_is_read_again_after_some_seconds(device: Device, reader: DeviceReader) -> None:
     """A process that takes no memory of the device is seen with the next slow sample."""
-    device = standin_here.device(0)
     device.set_processes([(10, 100 * MIB)])
     for second in range(3):
         read(reader, float(second))
@@ -88,23 +81,20 @@ def test_lists_that_are_missing(
     assert reading.memory is not None
 
 
-def test_a_list_that_grows_meanwhile_is_read_whole(standin_here: StandIn, reader: DeviceReader) -> None:
+def test_a_list_that_grows_meanwhile_is_read_whole(device: Device, reader: DeviceReader) -> None:
     """All processes are read, even if there are more than the first call said."""
-    device = standin_here.device(0)
     device.set_processes([(pid, MIB) for pid in range(1, 101)])
     device.grow_processes("compute", [(pid, MIB) for pid in range(101, 501)])
-    processes = sure(read(reader).processes)
-    assert [entry.pid for entry in processes] == list(range(1, 501))
+    assert [entry.pid for entry in sure(read(reader).processes)] == list(range(1, 501))
 
 
-def test_process_utilization_is_a_ratio_at_its_time(standin_here: StandIn, reader: DeviceReader) -> None:
+def test_process_utilization_is_a_ratio_at_its_time(device: Device, reader: DeviceReader) -> None:
     """A busy pid has its newest sample; a pid that is not in the driver's log has none."""
     read(reader)
     before = time.time()
-    standin_here.device(0).set_processes([(10, 100), (20, 100)])
-    standin_here.device(0).busy(10, sm=0.4, memory=0.15)
-    samples = sure(read(reader).process_utilization)
-    ((pid, stamp, *ratios),) = samples
+    device.set_processes([(10, 100), (20, 100)])
+    device.busy(10, sm=0.4, memory=0.15)
+    ((pid, stamp, *ratios),) = sure(read(reader).process_utilization)
     assert (pid, ratios) == (10, [0.4, 0.15, 0, 0])
     assert before <= stamp <= time.time()
 
@@ -146,21 +136,22 @@ def _pids(reader: DeviceReader, second: float) -> list[int]:
 
 
 @pytest.mark.parametrize("step", [60.0, 3600.0, 86_400.0 * 365, -3600.0])
-def test_no_row_is_lost_by_a_set_clock(standin_here: StandIn, reader: DeviceReader, step: float) -> None:
+def test_no_row_is_lost_by_a_set_clock(device: Device, reader: DeviceReader, step: float) -> None:
     """A row is new although the driver's stamps do not follow our clock when it is set, or follow it back."""
-    device = standin_here.device(0)
     reader.read(100_000_000.0, 0.0)
     for second in (1, 2, 3):
         device.idle()
-        stamp = second + (step if step < 0 and second > 1 else 0)
-        device.raw_sample(10, timestamp=int((100_000_000 + stamp) * 1e6), sm=5)
         wall = 100_000_000.0 + second + (step if second > 1 else 0.0)
+        device.raw_sample(10, timestamp=int((wall if step < 0 else 100_000_000 + second) * 1e6), sm=5)
         (reading,) = reader.read(wall, float(second))
         assert [row.pid for row in reading.process_utilization or ()] == [10]
 
 
 GARBAGE = 4_000_000
 """A percentage that drivers are known to write."""
+
+Row = tuple[int, int, int]
+"""A pid, milliseconds and a percentage."""
 
 
 @pytest.mark.parametrize(
@@ -176,17 +167,13 @@ GARBAGE = 4_000_000
          "garbage alone"],
 )  # fmt: skip
 def test_what_is_new_in_the_log(
-    standin_here: StandIn,
-    reader: DeviceReader,
-    holders: tuple[int, ...],
-    log: list[tuple[int, int, int]],
-    expected: list[tuple[int, float, float]] | None,
+    device: Device, reader: DeviceReader, holders: tuple[int, ...], log: list[Row], expected: object
 ) -> None:
     """Of each process the newest valid row counts, and each row, also garbage, is read once."""
-    standin_here.device(0).set_processes([(pid, 100) for pid in holders])
+    device.set_processes([(pid, 100) for pid in holders])
     reader.read(1000.0, 0.0)
     for pid, milliseconds, sm in log:
-        standin_here.device(0).raw_sample(pid, timestamp=1_000_000_000 + 1000 * milliseconds, sm=sm)
+        device.raw_sample(pid, timestamp=1_000_000_000 + 1000 * milliseconds, sm=sm)
     (reading,) = reader.read(1001.0, 1.0)
     rows = reading.process_utilization
     assert (rows and [(row.pid, row.time, row.sm) for row in rows]) == expected
@@ -195,11 +182,11 @@ def test_what_is_new_in_the_log(
     assert (again.process_utilization, again.failed) == ((), ())
 
 
-def test_garbage_samples_are_dropped(standin_here: StandIn, reader: DeviceReader) -> None:
+def test_garbage_samples_are_dropped(device: Device, reader: DeviceReader) -> None:
     """Drivers are known to write times in the future and long ago, and pid 0."""
     reader.read(1000.0, 0.0)
     for pid, stamp in ((20, 9_000_000_000_000_000), (0, 1_000_500_000), (30, 0x10), (40, 1_000_500_000)):
-        standin_here.device(0).raw_sample(pid, timestamp=stamp, sm=5)
+        device.raw_sample(pid, timestamp=stamp, sm=5)
     (reading,) = reader.read(1001.0, 1.0)
     assert [sample.pid for sample in sure(reading.process_utilization)] == [40]
 
@@ -249,9 +236,6 @@ def seconds(standin_here: StandIn, reader: DeviceReader) -> Seconds:
     return begun
 
 
-# --- the list of processes -----------------------------------------------------------------------
-
-
 def test_a_list_that_cannot_have_changed_is_read_every_five_seconds(seconds: Seconds) -> None:
     """While used bytes stay, one sample in five reads the list, and each says whole who holds what."""
     assert sum(seconds.asked(LIST, 20)) == 4
@@ -263,14 +247,12 @@ def test_a_list_that_cannot_have_changed_is_read_every_five_seconds(seconds: Sec
     [[(10, GIB), (20, MIB), (30, MIB)], [(10, GIB)], [(10, GIB + MIB), (20, MIB)], []],
     ids=["one comes", "one ends", "one grows", "all end"],
 )
-def test_every_change_of_used_bytes_has_the_list_read_at_once(
-    standin_here: StandIn, seconds: Seconds, holders: list[tuple[int, int]]
-) -> None:
+def test_every_change_is_read(device: Device, seconds: Seconds, holders: list[tuple[int, int]]) -> None:
     """Who comes, ends, allocates or frees is in the next sample, wherever between two lists that is."""
     for _ in range(5):
-        standin_here.device(0).set_processes(holders)
+        device.set_processes(holders)
         assert seconds.sample().processes == tuple(ProcessEntry(*each, "C") for each in holders)
-        standin_here.device(0).set_processes([(10, GIB), (20, MIB)])
+        device.set_processes([(10, GIB), (20, MIB)])
         seconds.asked(LIST, 7)
 
 
@@ -281,9 +263,9 @@ def test_after_a_change_every_sample_reads_the_list(standin_here: StandIn, secon
     assert sum(seconds.asked(LIST, 20)) == 4
 
 
-def test_a_change_that_balances_is_seen_after_five_seconds(standin_here: StandIn, seconds: Seconds) -> None:
+def test_a_change_that_balances_is_seen_after_five_seconds(device: Device, seconds: Seconds) -> None:
     """If one frees to the byte what another takes in the same second, the used bytes tell nothing."""
-    standin_here.device(0).set_processes([(10, MIB), (20, GIB)])
+    device.set_processes([(10, MIB), (20, GIB)])
     lists = [seconds.sample().processes for _ in range(5)]
     assert lists[-1] == (ProcessEntry(10, MIB, "C"), ProcessEntry(20, GIB, "C"))
 
@@ -319,9 +301,6 @@ def test_a_gpu_that_was_lost_is_read_whole(standin_here: StandIn, seconds: Secon
     standin_here.device(0).set_processes([(30, GIB + MIB)])
     seconds.now += 10.0
     assert seconds.sample().processes == (ProcessEntry(30, GIB + MIB, "C"),)
-
-
-# --- the rows of utilisation ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("busy", [True, False], ids=["busy", "quiet"])
@@ -384,10 +363,9 @@ def test_where_there_are_no_rows_their_absence_is_no_answer(standin_here: StandI
     assert [seconds.sample().process_utilization for _ in range(4)] == [None] * 4
 
 
-def test_without_counters_every_sample_reads_the_rows(standin_here: StandIn, open_readers: Open) -> None:
+def test_without_counters_every_sample_reads_the_rows(standin_here: StandIn, reader: DeviceReader) -> None:
     """Before Hopper nothing but the rows says who worked."""
     standin_here.fail("nvmlGpmQueryDeviceSupport", Code.NOT_SUPPORTED)
-    (reader,) = open_readers()
     seconds = Seconds(standin_here, reader)
     seconds.asked(ROWS, 20)
     assert seconds.asked(ROWS, 6) == [1] * 6

@@ -25,9 +25,8 @@ class Laptop:
         self.root, self.driver, self.standin = root, driver, standin
         plain = self.reader()
         self.address, self.uuid = sure(plain.identity.pci_bus_id), plain.uuid
-        self.says(
-            information=f"Model: \t\t Stand-in\nGPU UUID: \t {self.uuid}\nDevice Minor: \t 0\n", power=FINE
-        )
+        model = f"Model: \t\t Stand-in\nGPU UUID: \t {self.uuid}\nDevice Minor: \t 0\n"
+        self.says(information=model, power=FINE)
         self.power(runtime_status="active", control="auto")
 
     def says(self, **files: str) -> None:
@@ -78,8 +77,7 @@ def test_a_gpu_that_sleeps_at_the_start_is_not_woken(laptop: Laptop, *, known: b
     laptop.power(runtime_status="suspended")
     if not known:
         laptop.says(information="Model: \t Unknown\nGPU UUID: \t GPU-????????-????-????-????-????????????\n")
-    before = laptop.asked()
-    reader = laptop.reader()
+    before, reader = laptop.asked(), laptop.reader()
     reading = read(reader, 0)
     assert (reading.error, reading.uuid) == ("asleep", laptop.uuid if known else "GPU-unknown-0")
     assert laptop.driver.wait_events(0.01) == []

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.nvml_readers import opened, read
-from tests.support.standin.library import GIB, Code, StandIn
+from tests.support.standin.library import GIB, Code, Device, StandIn
 from tests.support.system_memory import write_host_memory
 from vramledger.model.reading import MemoryReading, ProcessEntry
 from vramledger.readers.hosts.system_memory import SystemMemory
@@ -23,8 +23,7 @@ Open = Callable[[], DeviceReader]
 @pytest.fixture
 def open_reader(standin_here: StandIn, open_driver: Callable[[], Driver], tmp_path: Path) -> Open:
     """Open an Orin, of which NVML knows the name alone, on a host with 64 GiB."""
-    device = standin_here.device(0)
-    device.name = "Orin (nvgpu)"
+    standin_here.device(0).name = "Orin (nvgpu)"
     for name in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetBAR1MemoryInfo"):
         standin_here.fail(name, Code.NOT_SUPPORTED)
     write_host_memory(tmp_path, total=64 * GIB // KIB, available=40 * GIB // KIB)
@@ -50,9 +49,8 @@ def test_its_memory_is_the_hosts(open_reader: Open) -> None:
     assert (reading.memory_kind, reading.failed, reading.error) == ("unified", (), None)
 
 
-def test_what_nvml_makes_up_is_not_evidence(standin_here: StandIn, open_reader: Open) -> None:
+def test_what_nvml_makes_up_is_not_evidence(standin_here: StandIn, device: Device, open_reader: Open) -> None:
     """Zeros and processes that do not exist are neither idleness nor holders: they are not known."""
-    device = standin_here.device(0)
     device.set_processes([(77, GIB)])
     device.idle(77)
     device.set(temperature=0, power=0)
@@ -74,10 +72,8 @@ def test_nvmap_names_the_holders(open_reader: Open, tmp_path: Path) -> None:
         "user                          python3     2001       1024K\n"
         f"vi                             kernel        0       4096K\n{TOTAL}",
     )
-    assert read(open_reader()).processes == (
-        ProcessEntry(1570, 20480 * KIB, "C"),
-        ProcessEntry(2001, 2098176 * KIB, "C"),
-    )
+    shell, python = ProcessEntry(1570, 20480 * KIB, "C"), ProcessEntry(2001, 2098176 * KIB, "C")
+    assert read(open_reader()).processes == (shell, python)
 
 
 @pytest.mark.parametrize(

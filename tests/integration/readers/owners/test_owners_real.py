@@ -16,6 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support import podman, requirements
+from tests.support.exporter import SOURCES
 from tests.support.players.stage import Stage
 from tests.support.ports import free_port
 from tests.support.procs import NOBODY
@@ -89,8 +90,7 @@ def notebook_of(pid: int) -> str:
 def test_what_a_kernel_of_vs_code_starts_is_its_notebooks(stage: Stage) -> None:
     """A kernel's workers and programs have the kernel's name, also without a variable, below a shell."""
     without = ["env", "--unset=JPY_SESSION_NAME", "--unset=JPY_PARENT_PID"]
-    words = [f'--f="/home/ada/my files/{VS_CODE}.json"']
-    kernel = stage.start(words=words, wrapper=without)
+    kernel = stage.start(words=[f'--f="/home/ada/my files/{VS_CODE}.json"'], wrapper=without)
     script = kernel.start(wrapper=["env", "-i"], session=True)
     (spawned,) = kernel.fork_workers("spawn", 1)
     rank = script.start()
@@ -103,8 +103,7 @@ def test_another_users_process_takes_no_notebook_from_its_ancestors(stage: Stage
     requirements.require_root()
     kernel = stage.start(words=["-f", f"/run/{VS_CODE}.json"])
     others = kernel.start(("be_user", 65534))
-    assert notebook_of(kernel.pid) == VS_CODE
-    assert notebook_of(others.pid) == ""
+    assert (notebook_of(kernel.pid), notebook_of(others.pid)) == (VS_CODE, "")
 
 
 def test_a_notebook_is_kept_when_its_kernel_has_ended(stage: Stage) -> None:
@@ -130,8 +129,7 @@ def test_a_service_by_its_cgroup(stage: Stage) -> None:
         (place / "cgroup.procs").write_text(str(pid))
         _, owner = asked(owners, host, pid)
         (place.parents[1] / "cgroup.procs").write_text(str(pid))
-    assert owner.unit == name
-    assert (owner.type, owner.name) == ("unit", name)
+    assert (owner.unit, owner.type, owner.name) == (name, "unit", name)
 
 
 @pytest.mark.parametrize("end", ["\x0b", "\x0c", "\r", "\x1c", "\x1e", "\x85", "\u2028"])
@@ -159,8 +157,7 @@ def test_a_container_that_ended_makes_its_escaped_process_an_orphan(stage: Stage
         (place / "cgroup.procs").write_text(str(pid))
         row, owner = asked(owners, host, pid)
         assert (owner.type, owner.name) == ("container", container[:12])
-        root = place.parents[1]
-        (root / "cgroup.procs").write_text(str(pid))
+        (place.parents[1] / "cgroup.procs").write_text(str(pid))
         assert [evidence(owners, clock, row) for _ in range(5)] == [None] * 5
         place.rmdir()
         wait_until(lambda: evidence(owners, clock, row), "the evidence")
@@ -204,8 +201,7 @@ def test_a_container_of_podman(tmp_path: Path) -> None:
         row, owner = asked(owners, host, pid)
         assert (owner.type, owner.name, owner.container) == ("container", name, name)
         assert [evidence(owners, clock, row) for _ in range(20)] == [None] * 20
-        watched = owners._holders[row.pid, row.start].watched  # noqa: SLF001 to know that a look has been
-        assert watched is not None
+        watched = sure(owners._holders[row.pid, row.start].watched)  # noqa: SLF001 to know that a look has been
         wait_until(lambda: evidence(owners, clock, row) or watched.seen, "the evidence, or a look")
         assert not watched.evidence
         subprocess.run(["podman", "kill", name], check=True, capture_output=True)
@@ -306,17 +302,14 @@ def test_a_zombie_belongs_to_its_job(stage: Stage) -> None:
 
 def test_names_come_with_the_holders_first_sample(tmp_path: Path, stage: Stage) -> None:
     """The first sample that lists a new holder also has its owner."""
-    config = SamplingConfig()
-    command = [sys.executable, "-m", "vramledger.sampling.sampler", encode_config(config)]
-    root = Path(__file__).resolve().parents[4]
+    command = [sys.executable, "-m", "vramledger.sampling.sampler", encode_config(SamplingConfig())]
     pid = stage.start(env={"JPY_SESSION_NAME": "/home/ada/gan.ipynb"}).pid
     with StandIn(tmp_path, build(tmp_path)) as standin:
         standin.device(0).set_processes([(pid, 500 * MIB)])
-        environment = {**os.environ, **standin.env(), "PYTHONPATH": str(root / "exporter")}
+        environment = {**os.environ, **standin.env(), "PYTHONPATH": str(SOURCES)}
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as sampler:
             reading = decode(sure(sampler.stdout).readline())
             sampler.kill()
     (facts,) = reading.facts
-    assert facts.pid == pid
+    assert (facts.pid, reading.ended) == (pid, {})
     assert sure(facts.owner).notebook == "/home/ada/gan.ipynb"
-    assert reading.ended == {}

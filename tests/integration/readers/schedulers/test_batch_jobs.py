@@ -64,9 +64,10 @@ def configure(root: Path, text: str = "Name=gpu File=/dev/nvidia[0-7]\n") -> Non
     (root / "etc/slurm/gres.conf").write_text(text)
 
 
-def read(
-    root: Path, which: Callable[[HostFiles, batch_jobs.Environment], Scheduler | None]
-) -> Scheduler | None:
+Read = Callable[[HostFiles, batch_jobs.Environment], Scheduler | None]
+
+
+def read(root: Path, which: Read = batch_jobs.read_slurm) -> Scheduler | None:
     """Read one scheduler below a root, with the environments of the real processes."""
     host = Host(Path("/proc"))
     return which(HostFiles(root), lambda _, pid: host.variables(pid, batch_jobs.VARIABLES))
@@ -80,8 +81,7 @@ def test_jobs_and_their_gpus(start: Start, tmp_path: Path) -> None:
     start(f"{SCOPE}/job_42/step_0/user/task_1", SLURM_STEP_GPUS="4", CUDA_VISIBLE_DEVICES="0")
     start(f"{SCOPE}/job_43/step_batch/user/task_0", CUDA_VISIBLE_DEVICES="0", GPU_DEVICE_ORDINAL="0")
     first = Grant("slurm", "41", ("nvidia0", "nvidia2", "nvidia3"))
-    second = Grant("slurm", "42", ("nvidia1", "nvidia4"))
-    assert read(tmp_path, batch_jobs.read_slurm) == Scheduler("slurm", GPUS, (first, second))
+    assert read(tmp_path) == Scheduler("slurm", GPUS, (first, Grant("slurm", "42", ("nvidia1", "nvidia4"))))
 
 
 def test_jobs_in_the_first_version_of_cgroups(start: Start, tmp_path: Path) -> None:
@@ -89,16 +89,14 @@ def test_jobs_in_the_first_version_of_cgroups(start: Start, tmp_path: Path) -> N
     start("freezer/slurm_n1/uid_1000/job_7/step_0/task_0", SLURM_STEP_GPUS="MIG-aaaa-bb")
     start("freezer/slurm/uid_1000/job_8/step_0/task_0", SLURM_STEP_GPUS="MIG-cccc-dd")
     grants = (Grant("slurm", "7", ("MIG-aaaa-bb",)), Grant("slurm", "8", ("MIG-cccc-dd",)))
-    assert read(tmp_path, batch_jobs.read_slurm) == Scheduler("slurm", ("*",), grants)
+    assert read(tmp_path) == Scheduler("slurm", ("*",), grants)
 
 
 def test_slurms_number_is_a_position_in_gres_conf(start: Start, tmp_path: Path) -> None:
     """With ``File=/dev/nvidia[2-3]`` Slurm's number 0 is ``/dev/nvidia2``, and Slurm manages no other GPU."""
     configure(tmp_path, "NodeName=n[1-4] Name=gpu Type=h200 File=/dev/nvidia[2-3]\n")
     start(f"{SCOPE}/job_41/step_batch/user/task_0", SLURM_JOB_GPUS="0")
-    assert read(tmp_path, batch_jobs.read_slurm) == Scheduler(
-        "slurm", ("nvidia2", "nvidia3"), (Grant("slurm", "41", ("nvidia2",)),)
-    )
+    assert read(tmp_path) == Scheduler("slurm", ("nvidia2", "nvidia3"), (Grant("slurm", "41", ("nvidia2",)),))
 
 
 @pytest.mark.parametrize("text", ["AutoDetect=nvml\n", "Name=gpu File=/dev/nvidia0\n"])
@@ -106,7 +104,7 @@ def test_a_number_that_cannot_be_mapped(start: Start, tmp_path: Path, text: str)
     """A GPU that the configuration does not name gives no reservation, and the result is incomplete."""
     configure(tmp_path, text)
     start(f"{SCOPE}/job_41/step_batch/user/task_0", SLURM_JOB_GPUS="1")
-    found = sure(read(tmp_path, batch_jobs.read_slurm))
+    found = sure(read(tmp_path))
     assert (found.grants, found.complete) == ((), False)
 
 
@@ -116,7 +114,6 @@ def test_what_the_prolog_has_recorded(start: Start, tmp_path: Path) -> None:
     records = tmp_path / "run/vramledger-slurm/jobs/n1"
     records.mkdir(parents=True)
     sluid = "s7KXM81KTA2V00"
-    jobs: dict[int, list[str] | None]
     jobs = {41: ["nvidia5"], 44: ["nvidia1/gi2"], 45: [], 46: None, 49: ["nvidia6"]}
     who = {"uid": 1, "user": "ada", "account": "physics"}
     for job, devices in jobs.items():
@@ -127,10 +124,9 @@ def test_what_the_prolog_has_recorded(start: Start, tmp_path: Path) -> None:
     start(f"{SCOPE}/job_41/step_batch/user/task_0", SLURM_JOB_GPUS="0,1,2")
     start(f"{SCOPE}/job_45/step_extern/user/task_0", SLURM_JOB_GPUS="3")
     start(f"{SCOPE}/{sluid}/step_batch/user/task_0", SLURM_JOB_GPUS="3")
-    found = sure(read(tmp_path, batch_jobs.read_slurm))
-    expected = (("41", "nvidia5"), ("44", "nvidia1/gi2"), ("49", "nvidia6"))
-    assert found.grants == tuple(
-        Grant("slurm", job, (device,), user="ada", account="physics") for job, device in expected
+    assert sure(read(tmp_path)).grants == tuple(
+        Grant("slurm", job, (device,), user="ada", account="physics")
+        for job, device in (("41", "nvidia5"), ("44", "nvidia1/gi2"), ("49", "nvidia6"))
     )
 
 
@@ -150,9 +146,9 @@ def test_a_node_between_two_jobs(tmp_path: Path, name: str, text: str, managed: 
     """Without a job, the configuration says whether Slurm assigns GPUs here."""
     (tmp_path / "etc/slurm").mkdir(parents=True)
     (tmp_path / "etc/slurm" / name).write_text(text)
-    assert read(tmp_path, batch_jobs.read_slurm) is None
+    assert read(tmp_path) is None
     (tmp_path / "sys/fs/cgroup" / SCOPE / "system").mkdir(parents=True)
-    assert read(tmp_path, batch_jobs.read_slurm) == Scheduler("slurm", managed, ())
+    assert read(tmp_path) == Scheduler("slurm", managed, ())
 
 
 def test_tasks_of_nomad(start: Start, tmp_path: Path) -> None:
@@ -164,11 +160,9 @@ def test_tasks_of_nomad(start: Start, tmp_path: Path) -> None:
     start(f"nomad.slice/share.slice/{ALLOC}.web.scope", **names)
     start(f"nomad.slice/share.slice/{ALLOC}.all.scope", NVIDIA_VISIBLE_DEVICES="all", **names)
     found = sure(read(tmp_path, batch_jobs.read_nomad))
-    assert set(found.grants) == {
-        Grant("nomad", "train/worker/5b3b6f0e", (GPU,), own),
-        Grant("nomad", "train/worker/5b3b6f0e", (GPU, "MIG-aa-bb"), docker),
-    }
-    assert found.complete
+    task = "train/worker/5b3b6f0e"
+    grants = {Grant("nomad", task, (GPU,), own), Grant("nomad", task, (GPU, "MIG-aa-bb"), docker)}
+    assert (set(found.grants), found.complete) == (grants, True)
 
 
 def test_an_environment_that_may_not_be_read(start: Start, tmp_path: Path) -> None:
@@ -193,65 +187,51 @@ def test_any_value_gives_devices_or_none(told: str) -> None:
         assert device.isprintable()
 
 
-class Steps:
-    """A clock that only the test moves."""
+class Turns:
+    """A reader of the schedulers below a root, and its clock, which only the test moves."""
 
-    now = 1000.0
+    def __init__(self, root: Path) -> None:
+        configure(root)
+        self.now = 1000.0
+        self.reader = SchedulerReader(Host(Path("/proc")), root, clock=lambda: self.now)
 
-    def __call__(self) -> float:
-        return self.now
+    def read(self, after: float = 0.0) -> list[tuple[Grant, ...]]:
+        """Return what each scheduler has granted."""
+        self.now += after
+        return [each.grants for each in self.reader.read_schedulers()]
 
 
 def test_a_job_that_is_read_before_its_exec(tmp_path: Path, stage: Stage) -> None:
     """A process has its job's variables from its exec on: a read before that is not remembered for ever."""
-    configure(tmp_path)
     forked = stage.run(["/bin/sh", "-c", "read go; SLURM_STEP_GPUS=3 exec sleep 600"], stdin=subprocess.PIPE)
     join_cgroup(tmp_path, f"{SCOPE}/job_41/step_0/user/task_0", forked.pid)
-    clock = Steps()
-    reader = SchedulerReader(Host(Path("/proc")), tmp_path, clock=clock)
-    assert not any(each.grants for each in reader.read_schedulers())
-    assert forked.popen.stdin is not None
-    forked.popen.stdin.write(b"go\n")
-    forked.popen.stdin.flush()
-
-    def reserved() -> bool:
-        clock.now += READ_INTERVAL
-        grant = Grant("slurm", "41", ("nvidia3",))
-        return [each.grants for each in reader.read_schedulers()] == [(grant,)]
-
-    wait_until(reserved, "a read after the exec")
+    turns, grant = Turns(tmp_path), Grant("slurm", "41", ("nvidia3",))
+    assert not any(turns.read())
+    sure(forked.popen.stdin).write(b"go\n")
+    sure(forked.popen.stdin).flush()
+    wait_until(lambda: turns.read(READ_INTERVAL) == [(grant,)], "a read after the exec")
 
 
 def test_a_job_read_within_its_exec(tmp_path: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel has a new program before its variables: a read in between is not remembered for ever."""
-    configure(tmp_path)
     job = stage.run(["sleep", "600"], env={"SLURM_STEP_GPUS": "3", "PATH": "/usr/bin:/bin"})
     join_cgroup(tmp_path, f"{SCOPE}/job_41/step_0/user/task_0", job.pid)
-    clock, host = Steps(), Host(Path("/proc"))
-    reader = SchedulerReader(host, tmp_path, clock=clock)
+    turns = Turns(tmp_path)
     with monkeypatch.context() as within:
         within.setattr(Host, "variables", lambda *_: {})
-        assert not any(each.grants for each in reader.read_schedulers())
-
-    def reserved() -> bool:
-        clock.now += READ_INTERVAL
-        return any(each.grants for each in reader.read_schedulers())
-
-    wait_until(reserved, "a read after the exec")
+        assert not any(turns.read())
+    wait_until(lambda: any(turns.read(READ_INTERVAL)), "a read after the exec")
 
 
 def test_a_read_says_when_it_began(start: Start, tmp_path: Path) -> None:
     """The time belongs to the read whose result is returned, and not to one that is under way."""
-    configure(tmp_path)
     start(f"{SCOPE}/job_41/step_0/user/task_0", SLURM_STEP_GPUS="0")
-    clock = Steps()
-    reader = SchedulerReader(Host(Path("/proc")), tmp_path, clock=clock)
-    times = [reader.read_at]
-    for _ in range(2):
-        assert reader.read_schedulers()
-        times.append(reader.read_at)
-        clock.now += READ_INTERVAL / 2
-    assert times == [None, Steps.now, Steps.now]
+    turns = Turns(tmp_path)
+    begun, times = turns.now, [turns.reader.read_at]
+    for after in (0.0, READ_INTERVAL / 2):
+        assert turns.read(after)
+        times.append(turns.reader.read_at)
+    assert times == [None, begun, begun]
 
 
 def test_the_process_that_says_it_may_be_any_of_a_job(start: Start, tmp_path: Path) -> None:
@@ -261,8 +241,7 @@ def test_the_process_that_says_it_may_be_any_of_a_job(start: Start, tmp_path: Pa
     for _ in range(4):
         start(task)
     start(f"{task}/container/payload", SLURM_STEP_GPUS="2")
-    found = sure(read(tmp_path, batch_jobs.read_slurm))
-    assert found.grants == (Grant("slurm", "41", ("nvidia2",)),)
+    assert sure(read(tmp_path)).grants == (Grant("slurm", "41", ("nvidia2",)),)
 
 
 def test_the_unread_may_be_reserved(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,8 +251,7 @@ def test_the_unread_may_be_reserved(start: Start, tmp_path: Path, monkeypatch: p
     start(task)
 
     def complete() -> bool:
-        found = sure(read(tmp_path, batch_jobs.read_slurm))
-        return found.complete
+        return sure(read(tmp_path)).complete
 
     assert complete()
     for name in ("MAX_PROCESSES", "MAX_CGROUPS"):
@@ -295,12 +273,11 @@ def test_the_pace_and_what_is_remembered(start: Start, tmp_path: Path) -> None:
     names = {"NOMAD_ALLOC_ID": ALLOC, "NVIDIA_VISIBLE_DEVICES": GPU}
     scope = f"nomad.slice/share.slice/{ALLOC}.worker.scope"
     start(scope, **names)
-    clock = Steps()
-    reader = SchedulerReader(Host(Path("/proc")), tmp_path, clock=clock)
-    (first,) = reader.read_schedulers()
+    turns = Turns(tmp_path)
+    (first,) = turns.reader.read_schedulers()
     (tmp_path / "sys/fs/cgroup" / scope / "cgroup.procs").write_text("")
     assert [grant.devices for grant in first.grants] == [(GPU,)]
-    assert reader.read_schedulers() == (first,)  # the interval has not passed
-    clock.now += READ_INTERVAL
+    assert turns.reader.read_schedulers() == (first,)  # the interval has not passed
+    turns.now += READ_INTERVAL
     ended = (Scheduler("nomad", (GPU,), ()),)
-    wait_until(lambda: reader.read_schedulers() == ended, "a look without the job")
+    wait_until(lambda: turns.reader.read_schedulers() == ended, "a look without the job")

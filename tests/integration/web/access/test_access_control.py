@@ -7,7 +7,9 @@ import re
 import ssl
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from textwrap import indent
 
 import aiohttp
 import pytest
@@ -21,10 +23,12 @@ from tests.support.secured import (
     SecuredExporter,
     header,
     serve_secured,
+    tls,
     trusting,
     write_config,
 )
 from tests.support.serving import LOOPBACK, Answer, until, until_answered
+from tests.support.sure import sure
 from vramledger.errors import StartupError
 from vramledger.web import page_stream
 from vramledger.web.access import access_control
@@ -39,15 +43,6 @@ PATHS = (
     *("/metrics", "/", "/runbooks/GpuMemoryDead", "/api/v1/ledger", "/-/healthy", "/-/ready"),
     *("/nowhere", "/metrics?collect[]=x"),
 )
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access_control, "_POLL_INTERVAL", 0.01)
-
-
-def tls(server: str = "server", more: str = "") -> str:
-    return f"tls_server_config:\n  cert_file: {server}.pem\n  key_file: {server}.key\n{more}"
 
 
 def value(page: str, name: str) -> float | None:
@@ -65,10 +60,8 @@ async def test_a_stranger_learns_nothing(file: Path) -> None:
     async with serve_secured(file, USERS) as exporter:
         answers = set()
         asked = [(path, None, method) for path in PATHS for method in ("GET", "POST", "OPTIONS", "PUT")]
-        for path, auth, method in (
-            *asked,
-            *(("/metrics", who, "GET") for who in (("alice", "x"), ("eve", "wonder"))),
-        ):
+        wrong = [("/metrics", who, "GET") for who in (("alice", "x"), ("eve", "wonder"))]
+        for path, auth, method in (*asked, *wrong):
             answer = await exporter.ask(path, auth, method)
             headers = [each for each in answer.headers.items() if each[0] not in ("Date", "Connection")]
             answers.add((answer.status, answer.text, tuple(sorted(headers))))
@@ -107,11 +100,8 @@ async def test_refusals_are_counted(file: Path) -> None:
 
 async def test_the_headers_of_the_file_are_on_every_answer(file: Path) -> None:
     """Headers are added to successes and errors, and the page keeps its own policy."""
-    text = f"""{USERS}
-http_server_config:
-  headers: {{X-Frame-Options: deny, Content-Security-Policy: "default-src 'self'"}}
-"""
-    async with serve_secured(file, text) as exporter:
+    headers = """{X-Frame-Options: deny, Content-Security-Policy: "default-src 'self'"}"""
+    async with serve_secured(file, f"{USERS}http_server_config:\n  headers: {headers}\n") as exporter:
         for auth, path in ((None, "/metrics"), (ALICE, "/metrics"), (ALICE, "/nowhere")):
             answer = await exporter.ask(path, auth)
             assert answer.headers["X-Frame-Options"] == "deny"
@@ -122,19 +112,15 @@ http_server_config:
 
 async def test_the_rate_limit_holds(file: Path) -> None:
     """As many requests as the bucket holds are answered at once; the next ones get 429."""
-    async with serve_secured(file, "rate_limit: {interval: 1h, burst: 3}") as exporter:
-        assert [(await exporter.ask()).status for _ in range(5)] == [200, 200, 200, 429, 429]
-    async with serve_secured(file, "rate_limit: {interval: 1s, burst: 0}") as exporter:
-        assert (await exporter.ask()).status == 429
-    async with serve_secured(file, "rate_limit: {interval: 0, burst: 0}") as exporter:
-        assert (await exporter.ask()).status == 200
+    limits = {"1h, burst: 3": [200, 200, 200, 429, 429], "1s, burst: 0": [429], "0, burst: 0": [200]}
+    for interval, statuses in limits.items():
+        async with serve_secured(file, f"rate_limit: {{interval: {interval}}}") as exporter:
+            assert [(await exporter.ask()).status for _ in statuses] == statuses
 
 
 def test_the_rate_limit_refills() -> None:
     """One token is added in each interval, up to the size of the bucket."""
-    bucket = access_control._bucket(AccessSettings(interval=0.5, burst=2), 0.0)  # noqa: SLF001
-    assert bucket is not None
-
+    bucket = sure(access_control._bucket(AccessSettings(interval=0.5, burst=2), 0.0))  # noqa: SLF001
     assert [bucket.consume(100.0) for _ in range(3)] == [True, True, False]
     assert [bucket.consume(100.75) for _ in range(2)] == [True, False]
     assert bucket.wait == 0.25
@@ -143,7 +129,7 @@ def test_the_rate_limit_refills() -> None:
 async def test_tls(file: Path, authority: Authority) -> None:
     """With a certificate all is HTTPS; plain HTTP and older TLS versions get nothing."""
     secure = trusting(authority.pair)
-    async with serve_secured(file, tls(more="  min_version: TLS13\n") + USERS, secure) as exporter:
+    async with serve_secured(file, tls("  min_version: TLS13\n") + USERS, secure) as exporter:
         assert (await exporter.ask()).status == 401
         assert (await exporter.ask(auth=ALICE)).status == 200
         with pytest.raises(aiohttp.ClientError):
@@ -162,7 +148,7 @@ async def test_tls(file: Path, authority: Authority) -> None:
         "  curve_preferences: [X25519]\n",
         "  prefer_server_cipher_suites: false\n",
     ],
-)  # Suites and curves of the file are used.
+)
 async def test_tls_as_the_file_says(file: Path, authority: Authority, more: str) -> None:
     """Suites and curves of the file are used."""
     if "X25519" in more:
@@ -170,38 +156,33 @@ async def test_tls_as_the_file_says(file: Path, authority: Authority, more: str)
             ssl.create_default_context().set_ecdh_curve("X25519")
         except (ValueError, ssl.SSLError):
             pytest.skip("this Python's OpenSSL takes X25519 for no curve; the file's error says so")
-    async with serve_secured(file, tls(more=more), trusting(authority.pair)) as exporter:
+    async with serve_secured(file, tls(more), trusting(authority.pair)) as exporter:
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", exporter.port, ssl=exporter.secure, server_hostname="localhost"
         )
-        cipher = writer.get_extra_info("cipher")
         if "AES_128" in more:
-            assert cipher[0] == "ECDHE-ECDSA-AES128-GCM-SHA256"
+            assert writer.get_extra_info("cipher")[0] == "ECDHE-ECDSA-AES128-GCM-SHA256"
         writer.close()
         assert (await exporter.ask()).status == 200
         del reader
 
 
-async def test_a_certificate_and_key_within_the_file(file: Path, tmp_path: Path) -> None:
+async def test_a_certificate_and_key_within_the_file(file: Path, authority: Authority) -> None:
     """Certificate and key may be in the file itself, and are not written to a disk."""
-    authority = Authority(tmp_path)
-    pair = authority.sign("server")
-    lines = "".join(
-        f"  {key}: |\n" + "".join(f"    {line}\n" for line in path.read_text(encoding="ascii").splitlines())
-        for key, path in (("cert", pair.certificate), ("key", pair.key))
+    cert, key = (
+        indent(file.with_name(f"server.{kind}").read_text("ascii"), "    ") for kind in ("pem", "key")
     )
-    async with serve_secured(file, f"tls_server_config:\n{lines}", trusting(authority.pair)) as exporter:
+    text = f"tls_server_config:\n  cert: |\n{cert}  key: |\n{key}"
+    async with serve_secured(file, text, trusting(authority.pair)) as exporter:
         assert (await exporter.ask()).status == 200
 
 
 @pytest.mark.parametrize(("policy", "without"), [("RequireAndVerifyClientCert", False),
                                                  ("VerifyClientCertIfGiven", True)])  # fmt: skip
-async def test_client_certificates(file: Path, tmp_path: Path, policy: str, without: bool) -> None:
+async def test_client_certificates(file: Path, authority: Authority, policy: str, without: bool) -> None:
     """A client's certificate must be of the named authority; without one only the lenient policy allows."""
-    authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
-    authority.sign("server")
-    own, other = authority.sign("client"), stranger.sign("other")
-    text = tls(more=f"  client_ca_file: ca.pem\n  client_auth_type: {policy}\n")
+    own, other = authority.sign("client"), Authority(file.parent, "stranger").sign("other")
+    text = tls(f"  client_ca_file: ca.pem\n  client_auth_type: {policy}\n")
     async with serve_secured(file, text, trusting(authority.pair, own)) as exporter:
         assert (await exporter.ask()).status == 200
         none = SecuredExporter(exporter.port, trusting(authority.pair))
@@ -222,10 +203,7 @@ async def test_only_named_clients(file: Path, authority: Authority, allowed: str
     """A certificate of the right authority is accepted only with one of the names in the file."""
     sans = "DNS:prometheus.test,IP:10.0.0.1,IP:2001:db8::1,email:ops@example.org,URI:spiffe://a/b"
     own = authority.sign("client", sans)
-    text = tls(
-        more="  client_ca_file: ca.pem\n  client_auth_type: RequireAndVerifyClientCert\n"
-        f"  client_allowed_sans: [{allowed}]\n"
-    )
+    text = tls(f"  client_allowed_sans: [{allowed}]\n", clients="ca.pem")
     async with serve_secured(file, text, trusting(authority.pair, own)) as exporter:
         assert (await exporter.ask()).status == status
 
@@ -242,9 +220,8 @@ async def test_bad_files_keep_it_from_starting(file: Path, tmp_path: Path, chang
     """For a missing or wrong certificate, key or authority there is one line, and the port is not opened."""
     Authority(tmp_path).sign("server")
     assert os.system(f"cd {tmp_path} && ({change}) 2>/dev/null") == 0  # noqa: ASYNC221, S605 a table of commands
-    text = tls(more="  client_ca_file: ca.pem\n  client_auth_type: RequireAndVerifyClientCert\n")
     with pytest.raises(StartupError) as error:
-        async with serve_secured(file, text):
+        async with serve_secured(file, tls(clients="ca.pem")):
             pytest.fail("it started with a bad file")
     assert said in str(error.value)
     assert "\n" not in str(error.value)
@@ -258,7 +235,6 @@ async def test_a_renewed_certificate_is_served(file: Path, tmp_path: Path) -> No
         renewed = SecuredExporter(exporter.port, trusting(new.pair))
         assert loaded(await exporter.ask()) == 1
         first.key.write_bytes(second.key.read_bytes())  # half of a renewal: they do not match
-
         await until_answered(exporter.ask, lambda answer: loaded(answer) == 0)
         first.certificate.write_bytes(second.certificate.read_bytes())
 
@@ -269,7 +245,6 @@ async def test_a_renewed_certificate_is_served(file: Path, tmp_path: Path) -> No
                 return False
 
         await until(taken)
-
         await until_answered(renewed.ask, lambda answer: loaded(answer) == 1)
 
 
@@ -283,10 +258,8 @@ async def test_other_users_end_the_streams(file: Path, monkeypatch: pytest.Monke
             assert stream.status == 200
             assert await stream.content.readuntil(b"\n\n")
             write_config(file, f"{USERS}http_server_config:\n  headers: {{X-Frame-Options: deny}}\n")
-
-            await until_answered(
-                lambda: exporter.ask(auth=ALICE), lambda answer: "X-Frame-Options" in answer.headers
-            )
+            ask = partial(exporter.ask, auth=ALICE)
+            await until_answered(ask, lambda answer: "X-Frame-Options" in answer.headers)
             for _ in range(5):
                 assert (await stream.content.readuntil(b"\n\n")).endswith(b"\n\n"), "it goes on"
             write_config(file, f"basic_auth_users:\n  bob: {HASH}\n")
@@ -303,14 +276,9 @@ async def test_no_change_opens_the_door(file: Path, text: str, caplog: pytest.Lo
     with caplog.at_level(logging.ERROR, "vramledger"):
         async with serve_secured(file, USERS) as exporter:
             write_config(file, text)
-
-            async def noticed() -> bool:
-                return "Kept the old web configuration" in caplog.text
-
-            await until(noticed)
+            await until(lambda: "Kept the old web configuration" in caplog.text)
             assert (await exporter.ask()).status == 401
-            page = (await exporter.ask(auth=ALICE)).text
-            assert value(page, "web_config_last_reload_successful") == 0
+            assert loaded(await exporter.ask(auth=ALICE)) == 0
 
 
 async def test_without_a_file_nothing_is_said_of_one() -> None:

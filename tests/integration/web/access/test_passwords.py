@@ -4,7 +4,8 @@ import asyncio
 import ipaddress
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import bcrypt
@@ -18,13 +19,7 @@ from tests.support.requirements import do_without, require_root
 from tests.support.secured import ALICE, header, serve_secured
 from tests.support.secured import USERS as SECURED_USERS
 from vramledger.web.access import passwords
-from vramledger.web.access.passwords import (
-    FailureBudget,
-    PasswordResult,
-    Passwords,
-    connection_source,
-    failure_source,
-)
+from vramledger.web.access.passwords import PasswordResult, Passwords, connection_source
 
 USERS = {name: bcrypt.hashpw(word.encode()[:72], bcrypt.gensalt(4)).decode() for name, word in
          (("alice", "wonder"), ("björn", "größe ☃"), ("long", "x" * 80))}  # fmt: skip
@@ -35,16 +30,23 @@ def at(address: str) -> Callable[[], str]:
     return lambda: address
 
 
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+@pytest.fixture
+def checks() -> Iterator[Passwords]:
+    with closing(Passwords()) as made:
+        yield made
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record the hash of every bcrypt computation; the computations still happen."""
-    real, seen = passwords._matches, []  # noqa: SLF001
+    real, found = passwords._matches, []  # noqa: SLF001
 
     def record_call(password: str, hashed: str) -> bool:
-        seen.append(hashed)
+        found.append(hashed)
         return real(password, hashed)
 
     monkeypatch.setattr(passwords, "_matches", record_call)
-    return seen
+    return found
 
 
 @pytest.mark.parametrize(
@@ -62,12 +64,12 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ("\udcff", "\udcff", PasswordResult.WRONG),
     ],
 )
-async def test_only_the_right_password_lets_in(user: str, password: str, verdict: PasswordResult) -> None:
+async def test_only_the_right_password_lets_in(
+    checks: Passwords, user: str, password: str, verdict: PasswordResult
+) -> None:
     """Only a name with its password is accepted, at the second time as at the first."""
-    checks = Passwords()
     for _ in range(2):
         assert await checks.check(USERS, user, password, at("192.0.2.1")) is verdict
-    checks.close()
 
 
 @settings(max_examples=examples(50))
@@ -79,67 +81,55 @@ def test_no_login_breaks_the_check(user: str, password: str) -> None:
     checks.close()
 
 
-async def test_a_right_password_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_right_password_is_computed_once(checks: Passwords, seen: list[str]) -> None:
     """Prometheus causes one hash computation, not one for each scrape; a changed hash is a new password."""
-    seen = counted(monkeypatch)
-    checks = Passwords()
     for _ in range(5):
         assert await checks.check(USERS, "alice", "wonder", at("192.0.2.1")) is PasswordResult.RIGHT
     assert len(seen) == 1
-    changed = {"alice": USERS["björn"]}
-    assert await checks.check(changed, "alice", "wonder", at("192.0.2.1")) is PasswordResult.WRONG
-    changed = {"bob": USERS["alice"]}
-    assert await checks.check(changed, "alice", "wonder", at("192.0.2.1")) is PasswordResult.WRONG
-    checks.close()
+    for changed in ({"alice": USERS["björn"]}, {"bob": USERS["alice"]}):
+        assert await checks.check(changed, "alice", "wonder", at("192.0.2.1")) is PasswordResult.WRONG
 
 
-async def test_a_name_that_nobody_has_costs_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_name_that_nobody_has_costs_the_same(checks: Passwords, seen: list[str]) -> None:
     """An unknown name is computed with the cost of one of the users, each time the same."""
-    seen = counted(monkeypatch)
     users = {"cheap": USERS["alice"], "dear": bcrypt.hashpw(b"x", bcrypt.gensalt(5)).decode()}
-    checks = Passwords()
     for user in "abcdefgh":
         for _ in range(2):
             await checks.check(users, user, "x", at(f"192.0.2.{ord(user)}"))
-    checks.close()
     costs = [hashed.split("$")[2] for hashed in seen]
     assert len(costs) == 16
     assert costs[::2] == costs[1::2]
     assert set(costs) <= {"04", "05"}
 
 
-async def test_an_address_that_fails_is_turned_away_unheard(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_address_that_fails_is_turned_away_unheard(seen: list[str]) -> None:
     """After ten failures nothing is computed for an address for a while; others are not affected."""
-    seen, now = counted(monkeypatch), 100.0
+    now = 100.0
     checks = Passwords(lambda: now)
     assert await checks.check(USERS, "alice", "wonder", at("192.0.2.1")) is PasswordResult.RIGHT
     for number in range(10):
         assert await checks.check(USERS, "alice", f"{number}", at("192.0.2.1")) is PasswordResult.WRONG
     computed = len(seen)
-    for user in ("alice", "nobody"):
-        assert await checks.check(USERS, user, "guess", at("192.0.2.1")) is PasswordResult.THROTTLED
-    assert await checks.check(USERS, "björn", "größe ☃", at("192.0.2.1")) is PasswordResult.THROTTLED
+    for user, password in (("alice", "guess"), ("nobody", "guess"), ("björn", "größe ☃")):
+        assert await checks.check(USERS, user, password, at("192.0.2.1")) is PasswordResult.THROTTLED
     assert len(seen) == computed
     # A password that was right before still is, and another address is not affected.
     assert await checks.check(USERS, "alice", "wonder", at("192.0.2.1")) is PasswordResult.RIGHT
     assert await checks.check(USERS, "alice", "guess", at("192.0.2.2")) is PasswordResult.WRONG
     now += 6.0
-    assert await checks.check(USERS, "alice", "guess", at("192.0.2.1")) is PasswordResult.WRONG
-    assert await checks.check(USERS, "alice", "guess", at("192.0.2.1")) is PasswordResult.THROTTLED
+    for verdict in (PasswordResult.WRONG, PasswordResult.THROTTLED):
+        assert await checks.check(USERS, "alice", "guess", at("192.0.2.1")) is verdict
     checks.close()
 
 
-async def test_what_many_ask_at_once_is_bounded() -> None:
+async def test_what_many_ask_at_once_is_bounded(checks: Passwords) -> None:
     """Only a limited number of passwords waits, from however many addresses; the next ones get 503."""
-    checks = Passwords()
-    verdicts = await asyncio.gather(
-        *(checks.check(USERS, "alice", f"{number}", at(f"192.0.2.{number}")) for number in range(200))
-    )
+    asked = [checks.check(USERS, "alice", f"{number}", at(f"192.0.2.{number}")) for number in range(200)]
+    verdicts = await asyncio.gather(*asked)
     assert verdicts.count(PasswordResult.WRONG) == passwords._WAITING_MAX  # noqa: SLF001
     assert verdicts.count(PasswordResult.BUSY) == 200 - passwords._WAITING_MAX  # noqa: SLF001
-    one = await asyncio.gather(
-        *(checks.check(USERS, "alice", f"{number}", at("198.51.100.1")) for number in range(9))
-    )
+    asked = [checks.check(USERS, "alice", f"{number}", at("198.51.100.1")) for number in range(9)]
+    one = await asyncio.gather(*asked)
     assert one.count(PasswordResult.WRONG) == passwords._WAITING_PER_SITE  # noqa: SLF001
     assert await checks.check(USERS, "alice", "wonder", at("198.51.100.2")) is PasswordResult.RIGHT
     site = await asyncio.gather(
@@ -147,22 +137,18 @@ async def test_what_many_ask_at_once_is_bounded() -> None:
         checks.check(USERS, "alice", "other", at("2001:db8:2::/64")),
     )
     assert site.count(PasswordResult.WRONG) == passwords._WAITING_PER_SITE + 1  # noqa: SLF001
-    checks.close()
 
 
-async def test_the_same_login_twice_at_once_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_same_login_twice_at_once_is_computed_once(checks: Passwords, seen: list[str]) -> None:
     """Several logins of one user that arrive together wait for one hash computation."""
-    seen = counted(monkeypatch)
-    checks = Passwords()
     logins = (checks.check(USERS, "alice", "wonder", at("192.0.2.1")) for _ in range(100))
     assert set(await asyncio.gather(*logins)) == {PasswordResult.RIGHT}
-    checks.close()
     assert len(seen) == 1
 
 
 def test_the_memory_of_failures_is_bounded() -> None:
     """Failures of very many addresses do not fill our memory."""
-    budget = FailureBudget(lambda: 0.0)
+    budget = passwords.FailureBudget(lambda: 0.0)
     for number in range(3 * passwords._ADDRESSES_MAX):  # noqa: SLF001
         budget.record_failure(str(number))
     assert len(budget._used) == passwords._ADDRESSES_MAX  # noqa: SLF001
@@ -181,7 +167,7 @@ def test_the_memory_of_failures_is_bounded() -> None:
 )
 def test_failures_are_counted_by_network(address: str, source: str) -> None:
     """An IPv6 host has 2^64 addresses; IPv4 addresses on a socket for both are not one network."""
-    assert failure_source(address) == source
+    assert passwords.failure_source(address) == source
 
 
 async def test_users_of_this_host_are_told_apart(tmp_path: Path) -> None:
@@ -202,11 +188,8 @@ async def test_users_of_this_host_are_told_apart(tmp_path: Path) -> None:
         return found
 
     async with serve_secured(tmp_path / "web.yml", SECURED_USERS) as exporter:
-        wrong = [
-            await status(exporter.port, 12345, f"127.0.{number}.7", ("alice", str(number)))
-            for number in range(12)
-        ]
-        assert wrong == [401] * 10 + [429] * 2
+        sources = [(f"127.0.{number}.7", ("alice", str(number))) for number in range(12)]
+        assert [await status(exporter.port, 12345, *each) for each in sources] == [401] * 10 + [429] * 2
         assert await status(exporter.port, 12345, "127.9.9.9", ALICE) == 429
         assert await status(exporter.port, 12346, "127.0.0.1", ALICE) == 200
 
@@ -240,5 +223,4 @@ def test_no_address_of_this_host_hides_its_user() -> None:
             with connected:
                 accepted, peer = listening.accept()
                 with accepted:
-                    source = connection_source(peer, accepted.getsockname())
-                    assert source == "this host, user 12345", address
+                    assert connection_source(peer, accepted.getsockname()) == "this host, user 12345", address
