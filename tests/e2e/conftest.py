@@ -1,7 +1,5 @@
 """Every test here has the stand-in driver, with two GPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -92,7 +92,6 @@ ACTIVITY: Mapping[str, float] = {
 
 
 def managed(least: int, most: int | None = None) -> UnchargedBytes:
-    """Make managed memory of a holder."""
     most = least if most is None else most
     return UnchargedBytes(least, most, least, Grade.SEEN, "NVML charges 512 MiB; the rest is managed memory")
 

@@ -98,12 +98,10 @@ def pod(name: str, *resources: Any, namespace: str = "ml") -> Any:  # noqa: ANN4
 
 
 def listed(*pods: Any) -> bytes:  # noqa: ANN401 made at run time
-    """Write the answer to ``List``."""
     return bytes(MESSAGES["ListPodResourcesResponse"](pod_resources=pods).SerializeToString())
 
 
 def allocatable(*offered: Any) -> bytes:  # noqa: ANN401 made at run time
-    """Write the answer to ``GetAllocatableResources``."""
     message = MESSAGES["AllocatableResourcesResponse"](devices=offered, cpu_ids=range(200))
     return bytes(message.SerializeToString())
 

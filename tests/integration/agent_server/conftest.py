@@ -24,8 +24,6 @@ EMPTY = Reading(time=1.0, monotonic=1.0, duration=0.1, boot_time=0.0)
 
 
 class Running:
-    """A running server."""
-
     def __init__(self, path: Path, procfs: Path) -> None:
         self.path = path
         self.clock = SimpleNamespace(now=module.boot_clock())

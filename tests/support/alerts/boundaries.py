@@ -3,8 +3,6 @@
 Nothing here repeats a number of ``alerts/thresholds.yml``: with other thresholds these are other nodes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -38,7 +36,6 @@ def boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
 
 
 def exporter_boundaries(t: Thresholds) -> list[Boundary]:
-    """Return the boundaries of the alerts about the exporter."""
     blind, success = series("host_pid_namespace"), series("collector_success", collector="x")
     skew, losing = t["clock_skew"], t["lost_scrapes_share"]
     failing = 'prometheus_rule_{}_total{{NODE,rule_group="/etc/x.rules.yml;vramledger-growth"}}'
@@ -107,7 +104,6 @@ def _losing(share: float) -> Node:
 
 
 def device_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
-    """Return the boundaries of the alerts about devices and reservations."""
     up, hidden = on_gpu("device_up"), on_gpu("device_hidden_holders")
     full, limit = 100 * (1 - t["nearly_full_free_share"]), 100 * t["limit_share"]
     filling = "GpuMemoryFilling-warning"
@@ -336,7 +332,6 @@ def state_boundaries(t: Thresholds) -> list[Boundary]:
 
 
 def idle_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
-    """Return the boundaries of the alerts about unused memory."""
     idle = Holder(7, 30, "idle", sm=None)
     ledger = replace(idle, notebook="a.ipynb")
     return [
@@ -446,7 +441,6 @@ def _short(t: Thresholds, wait: float) -> list[Boundary]:
 
 
 def framework_boundaries(t: Thresholds) -> list[Boundary]:
-    """Return the boundaries of the alerts about allocators."""
     # In whole bytes, so that no difference is rounded.
     share, free = math.ceil(100 * GIB * t["cache_share"]) / GIB, 100 * t["filling_free_share"]
     tiny = (
@@ -518,7 +512,6 @@ def _counters(t: Thresholds) -> list[Boundary]:
 
 
 def growth_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
-    """Return the boundaries of the alerts about growth."""
     leak, growing = "GpuMemoryLeakSuspected-warning", "GpuMemoryGrowing-warning"
     fills = "GpuMemoryAboutToFill-page"
 
@@ -561,7 +554,6 @@ def _always_for(minutes: float) -> Callable[[float], float]:
 
 
 def job_boundaries(t: Thresholds) -> list[Boundary]:
-    """Return the boundaries of the alerts about ranks that wait."""
     table = []
     for rule, threshold, other in (
         ("GpuJobHung-page", "hung_after", "stopped"),

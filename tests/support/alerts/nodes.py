@@ -45,12 +45,10 @@ Values = float | Callable[[float], float | None] | None
 
 
 def value_at(values: Values, minute: float) -> float | None:
-    """Return the value at a minute."""
     return values(minute) if callable(values) else values
 
 
 def changing_at(minute: float, before: float | None, after: float | None) -> Callable[[float], float | None]:
-    """Return values that change at a minute."""
     return lambda now: before if now < minute else after
 
 
@@ -91,8 +89,6 @@ class Holder:
 
 @dataclass(frozen=True)
 class Node:
-    """A host with GPUs."""
-
     holders: Collection[Holder] = ()
     gpus: int = 1
     total: float = 100  # GiB of each device
@@ -337,10 +333,8 @@ def _agent(holder: Holder, state: _HolderState) -> AgentSnapshot:
 
 
 def _figure(family: str) -> str:
-    """Return the agent's name for the figure of a family."""
     return family.partition("_")[2].removesuffix("_bytes").removesuffix("_total")
 
 
 def uuid(gpu: int) -> str:
-    """Return the UUID of a device of the simulated node."""
     return f"GPU-0000000{gpu}-0000-4000-8000-000000000000"

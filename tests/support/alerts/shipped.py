@@ -1,7 +1,5 @@
 """The shipped rules by their names, their thresholds and waits, and a node on which each of them fires."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A situation: what there is on a node or two, and all that is told of it; and the evaluation of many."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +29,7 @@ class Situation:
     minutes: float = 120
     beside: Node | None = None
 
-    def apart(self) -> Situation:
+    def apart(self) -> "Situation":
         """Return the situation in a cluster of its own, where its nodes may have the names of others'."""
         own = with_labels(cluster=self.wanted)
         beside = self.beside and replace(self.beside, relabel=own)

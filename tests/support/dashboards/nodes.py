@@ -170,8 +170,6 @@ def _sensors(now: float) -> Mapping[str, HardwareValue]:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A simulated node."""
-
     name: str  # its ``instance``
     build: Callable[[Random], Scene]  # the scenario
     seed: int = 1  # its variation
@@ -216,7 +214,6 @@ RECORDED = {**dict.fromkeys(_AS_IT_WAS, 1.0), recorded.FAULTS: recorded.STRETCH}
 
 
 def simulated_pages(node: Node) -> Iterator[Page]:
-    """Yield what Prometheus would scrape of a simulated node."""
     random = Random(f"{node.name}/{node.seed}")  # noqa: S311 it is chance for tests
     host = node.build(random).build(random, SCRAPE)
     for gpu in host.gpus:

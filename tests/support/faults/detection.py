@@ -1,7 +1,5 @@
 """Score the alerts: precision, recall and time to detect, and the alerts of a day of healthy work."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -31,8 +29,6 @@ _WITHOUT_PID = frozenset(
 
 @dataclass(slots=True)
 class Score:
-    """The result of an alert."""
-
     planted: int = 0  # variations in which it had to fire
     found: int = 0  # those in which it did, in time
     right: int = 0  # firings in variations whose label allows them

@@ -4,8 +4,6 @@ They are the cases that somebody else found, each as a distribution. With ``--dr
 runs them, with seeds that no threshold has seen.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from random import Random

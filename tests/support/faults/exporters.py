@@ -1,7 +1,5 @@
 """Scenarios with a fault of the exporter itself, or between it and Prometheus."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random

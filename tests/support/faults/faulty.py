@@ -1,7 +1,5 @@
 """Faulty scenarios: each with one planted fault, and the alerts that must find it, varied by seed."""
 
-from __future__ import annotations
-
 from random import Random
 
 from tests.support.faults.scene import (

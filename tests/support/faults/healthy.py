@@ -1,7 +1,5 @@
 """Healthy scenarios: a day each of work that should page no one, varied by seed."""
 
-from __future__ import annotations
-
 from random import Random
 
 from tests.support.faults.scene import DAY, HOUR, MINUTE, Scenario, Scene, card, process, rough, share, uuid

@@ -1,7 +1,5 @@
 """Scenarios with too much memory, with another owner's memory, or with a reused pid."""
 
-from __future__ import annotations
-
 from random import Random
 
 from tests.support.faults.scene import (

@@ -4,8 +4,6 @@ A recording of some seconds shows a situation; that nothing changes in it for an
 assumed. One of minutes, in which programs were made to err quickly, becomes hours by stretching.
 """
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import json

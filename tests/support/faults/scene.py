@@ -1,7 +1,5 @@
 """A labelled scenario: what happens to a host, and which alerts must, may and must not fire."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -29,8 +27,6 @@ FOUND = 120.0
 
 @dataclass(slots=True)
 class Scene:
-    """One variation of a scenario."""
-
     gpus: Sequence[Gpu]  # see :class:`tests.support.host.model.Gpu`
     processes: Sequence[Process]  # who comes and goes
     hours: float = DAY  # how long it is watched
@@ -41,7 +37,6 @@ class Scene:
     threads: bool = False  # whether the exporter looks at the holders' threads
 
     def build(self, random: Random, interval: float) -> Host:
-        """Make the host."""
         return Host(self.gpus, self.processes, random, interval, self.faults, self.schedulers, self.threads)
 
 
@@ -50,8 +45,6 @@ Build = Callable[[Random], Scene]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A scenario and its label."""
-
     name: str  # what the table calls it
     build: Build  # makes a variation from a seed
     expects: tuple[str, ...] = ()  # alerts that must fire, every one of them
@@ -63,7 +56,6 @@ class Scenario:
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing is wrong in it."""
         return not self.expects
 
 
@@ -82,7 +74,6 @@ def card(random: Random, index: int = 0, size: int | None = None, **more: object
 
 
 def uuid(random: Random) -> str:
-    """Make the UUID of a GPU."""
     text = f"{random.getrandbits(128):032x}"
     return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
@@ -123,7 +114,6 @@ def after(  # noqa: PLR0913, PLR0917 the last line of many scenes
 
 
 def soon(random: Random) -> float:
-    """Draw when a fault begins."""
     return random.uniform(10, 50) * MINUTE
 
 

@@ -1,7 +1,5 @@
 """Run scenarios: each seed of each through the exporter's parts and the rules, and label what fired."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -42,8 +40,6 @@ TOGETHER = 24
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The steps of time."""
-
     sample: float = 5.0  # seconds between the exporter's samples
     step: float = 30.0  # seconds between evaluations of the rules
     scrape: float = SCRAPE  # seconds between scrapes

@@ -1,7 +1,5 @@
 """The real engines, each started on loopback with its own files, and queried by its API."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -56,12 +54,10 @@ class Engine:
         return {frozenset(row["metric"].items()): float(row["value"][1]) for row in rows}
 
     def value(self, expression: str) -> float:
-        """Return the only value of an instant query, 0 when there is none."""
         return next(iter(self.query(expression).values()), 0.0)
 
     @property
     def resident(self) -> int:
-        """The engine's resident memory, bytes."""
         pages = Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 

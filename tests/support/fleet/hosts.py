@@ -4,8 +4,6 @@ Every page goes through the exporter's own tracker and exposition, so that serie
 disappear as they do on a real host.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from random import Random

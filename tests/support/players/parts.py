@@ -61,7 +61,6 @@ def forked(launcher: Player) -> tuple[Player, ...]:
 
 
 def two_forks(master: Player) -> list[Player]:
-    """Let a player fork two programs."""
     return [master.fork() for _ in range(2)]
 
 
@@ -78,12 +77,10 @@ def two_of(
 
 
 def under_nohup(stage: Stage) -> Player:
-    """Start a launcher under nohup."""
     return stage.start(("ignore", "SIGHUP"), session=False)
 
 
 def ray_workers(raylet: Player) -> list[Player]:
-    """Let a raylet start two workers."""
     return two_of({"RAY_RAYLET_PID": str(raylet.pid)}, "socket", session=True)(raylet)
 
 
@@ -120,11 +117,9 @@ class Terminal:
         os.close(slave)
 
     def type(self, line: str) -> None:
-        """Type a line at the prompt."""
         os.write(self._terminal, line.encode() + b"\n")
 
     def exit(self) -> None:
-        """Type ``exit``, and close the terminal."""
         self.type("exit")
         self.bash.popen.wait()
         os.close(self._terminal)

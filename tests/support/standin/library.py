@@ -1,7 +1,5 @@
 """Build the stand-in library, and control it while programs use it."""
 
-from __future__ import annotations
-
 import ctypes
 import enum
 import hashlib
@@ -15,7 +13,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tests.support.standin import layout
@@ -109,8 +106,7 @@ def compiler() -> list[str]:
             return [path]
     if importlib.util.find_spec("ziglang"):
         return [sys.executable, "-m", "ziglang", "cc"]
-    message = "no C compiler for the stand-in NVML: install gcc or clang, or 'pip install ziglang'"
-    raise RuntimeError(message)
+    raise RuntimeError("no C compiler for the stand-in NVML: install gcc or clang, or 'pip install ziglang'")
 
 
 _compiled: dict[str, bytes] = {}
@@ -151,8 +147,7 @@ def _compile(fresh: Path, absent: list[str], flags: list[str]) -> None:
     command += [*flags, "-o", str(fresh), str(SOURCES / "nvml.c")]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
-        message = f"the stand-in NVML does not compile with {command[0]}:\n{result.stderr}"
-        raise RuntimeError(message)
+        raise RuntimeError(f"the stand-in NVML does not compile with {command[0]}:\n{result.stderr}")
 
 
 class _Field:
@@ -243,8 +238,6 @@ class Unit:
 
 
 class Device(Unit):
-    """One GPU of the stand-in."""
-
     lost = _Field("lost", "raw")  # it has fallen off the bus
 
     def __init__(self, raw: Any, index: int) -> None:  # noqa: ANN401
@@ -256,8 +249,7 @@ class Device(Unit):
         """Set fields of ``struct device`` (state.h), in NVML's own units: mW, MHz, percent, mJ, KiB/s."""
         for name, value in values.items():
             if name not in {field[0] for field in self.raw._fields_}:
-                message = f"the stand-in's device has no field {name}"
-                raise AttributeError(message)
+                raise AttributeError(f"the stand-in's device has no field {name}")
             if isinstance(value, str):
                 setattr(self.raw, name, value.encode())
             elif isinstance(value, (tuple, list)):
@@ -276,7 +268,7 @@ class Device(Unit):
         limits[position].soft, limits[position].hard, limits[position].used = soft, hard, used
         self.raw.limit_count = max(self.raw.limit_count, position + 1)
 
-    def be_unified(self, standin: StandIn) -> None:
+    def be_unified(self, standin: "StandIn") -> None:
         """Have no memory of its own, as GB10 and Jetson: no figures of memory, and no window to it."""
         for name in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetBAR1MemoryInfo"):
             standin.fail(name, Code.NOT_SUPPORTED, self.index)
@@ -398,12 +390,10 @@ class StandIn:
             gpm_last_metric=layout.MAX_GPM_METRICS - 1,
         )  # fmt: skip
 
-    def __enter__(self) -> StandIn:  # noqa: PYI034  # typing has Self from 3.11 on
+    def __enter__(self) -> "StandIn":  # noqa: PYI034  # typing has Self from 3.11 on
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def env(self) -> dict[str, str]:
@@ -474,8 +464,7 @@ class StandIn:
         deadline = time.monotonic() + timeout
         while self.calls(function) <= more_than:
             if time.monotonic() > deadline:
-                message = f"{function} was called {self.calls(function)} times in {timeout:g} s"
-                raise TimeoutError(message)
+                raise TimeoutError(f"{function} was called {self.calls(function)} times in {timeout:g} s")
             time.sleep(0.005)
 
     def chaos(  # noqa: PLR0913 - a share for each thing that goes wrong
