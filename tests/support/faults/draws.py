@@ -8,7 +8,7 @@ import math
 from dataclasses import replace
 from random import Random
 
-from tests.support.faults.exporters import _says, reserved_unused, stuck
+from tests.support.faults.exporters import reserved_unused, shows, stuck
 from tests.support.faults.faulty import hoarder
 from tests.support.faults.jobs import (
     checkpoints,
@@ -19,7 +19,7 @@ from tests.support.faults.jobs import (
     server_at_night,
     weather,
 )
-from tests.support.faults.scene import HOUR, MINUTE, Build, Scenario, Scene, card, process, share
+from tests.support.faults.scene import HOUR, MINUTE, Build, Scenario, Scene, card, named, process, share
 from tests.support.host import programs
 from tests.support.host.model import MIB, Fault, Program
 from tests.support.host.programs import Held, Torch
@@ -351,13 +351,6 @@ def hoarder_and_restarts(random: Random) -> Scene:
     return scene
 
 
-def _shown(name: str, series: str, before: float | None, after: float) -> Build:
-    """Return a fault that shows in one series, under a name of its own."""
-    build = _says(series, before, lambda _: after)
-    build.__name__ = name
-    return build
-
-
 _GROWS = (
     *GROWTH, *_TRUE, "GpuOutOfMemory", "GpuAllocatorRetries", "GpuMemoryFragmented", "GpuFrameworkCacheHigh",
 )  # fmt: skip
@@ -391,20 +384,17 @@ DRAWS = [
     _scenario(hoarder_and_restarts, "GpuMemoryHoarded", allows=_IDLE),
     replace(_scenario(stuck, "GpuMemoryStuck"), name="drawn-stuck"),
     replace(_scenario(reserved_unused, "GpuReservedUnused"), name="drawn-reserved-unused"),
-    _scenario(
-        _shown("drawn_xid", 'vramledger_device_xid_errors_total{GPU,xid="79"}', None, 1), "GpuXidError"
+    *(
+        _scenario(named(name, shows, series=f"vramledger_{series}", before=before, then=then), alert)
+        for name, series, before, then, alert in (
+            ("drawn_xid", 'device_xid_errors_total{GPU,xid="79"}', None, 1, "GpuXidError"),
+            ("drawn_ecc", 'device_ecc_errors_total{GPU,type="uncorrected"}', 7, 8, "GpuEccUncorrectable"),
+            ("rows_gone", "device_row_remap_failed{GPU}", 0, 1, "GpuRowRemapFailed"),
+            ("reset_wanted", 'device_recovery_action{GPU,action="gpu_reset"}', None, 1, "GpuResetRequired"),
+            ("ghost_device", "device_ghost{GPU}", 0, 1, "GpuGhost"),
+            ("socket_down", "agent_socket_up", 1, 0, "VramLedgerAgentSocketDown"),
+        )
     ),
-    _scenario(
-        _shown("drawn_ecc", 'vramledger_device_ecc_errors_total{GPU,type="uncorrected"}', 7, 8),
-        "GpuEccUncorrectable",
-    ),
-    _scenario(_shown("rows_gone", "vramledger_device_row_remap_failed{GPU}", 0, 1), "GpuRowRemapFailed"),
-    _scenario(
-        _shown("reset_wanted", 'vramledger_device_recovery_action{GPU,action="gpu_reset"}', None, 1),
-        "GpuResetRequired",
-    ),
-    _scenario(_shown("ghost_device", "vramledger_device_ghost{GPU}", 0, 1), "GpuGhost"),
-    _scenario(_shown("socket_down", "vramledger_agent_socket_up", 1, 0), "VramLedgerAgentSocketDown"),
     # --- healthy
     _scenario(cache_that_fills, allows=("GpuMemoryGrowing", "GpuMemoryLeakSuspected")),
     _scenario(longer_sequences, allows=("GpuMemoryGrowing", "GpuMemoryLeakSuspected")),

@@ -4,7 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from tests.support.host import programs
 from tests.support.host.model import GIB, MIB, Fault, Gpu, Host, Process, Program
+from tests.support.host.programs import Torch
 from tests.support.host.scrapes import Weather
 from vramledger.model.reading import Scheduler
 
@@ -111,6 +113,32 @@ def after(  # noqa: PLR0913, PLR0917 the last line of many scenes
 ) -> Scene:  # fmt: skip
     """Make a scene in which something begins at a moment, and is watched for some hours more."""
     return Scene(gpus, processes, onset / HOUR + hours, onset, hiccups(random), faults, schedulers)
+
+
+def named(name: str, build: Callable[..., Scene], **given: object) -> Build:
+    """Give a scene that needs more than chance what it needs, and a name of its own."""
+
+    def made(random: Random) -> Scene:
+        return build(random, **given)
+
+    made.__name__ = name
+    return made
+
+
+def beside_a_job(name: str, hours: float, begins: Callable[[float], Fault | Weather]) -> Build:
+    """Return a scene in which a job works while, from a moment on, there is a fault or another weather."""
+
+    def build(random: Random) -> Scene:
+        gpu = card(random)
+        onset = soon(random)
+        job = process(random, Torch(programs.steady(share(gpu, 0.5))))
+        begun = begins(onset)
+        if isinstance(begun, Weather):
+            return Scene([gpu], [job], onset / HOUR + hours, onset, begun)
+        return after(onset, random, [gpu], [job], hours, [begun])
+
+    build.__name__ = name
+    return build
 
 
 def soon(random: Random) -> float:
