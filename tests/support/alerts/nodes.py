@@ -23,7 +23,6 @@ from vramledger.model.snapshot import (
     AgentSnapshot,
     DeviceSnapshot,
     Grade,
-    Holding,
     Ledger,
     OwnerUsage,
     OwnerUsageTotals,
@@ -113,7 +112,8 @@ class Node:
         named = {_key(name.replace("NODE", target)): name.replace("NODE", target) for name in self.extra}
         renderer, pages = Renderer(_FAMILIES), dict[object, dict[_Key, str]]()
         found: dict[_Key, Written] = {}
-        for step in range(int(minutes * 60 / self.every) + 1):
+        slots = int(minutes * 60 / self.every) + 1
+        for step in range(slots):
             minute = step * self.every / 60
             up = not self.missing(minute)
             values: dict[_Key, str] = {}
@@ -132,17 +132,15 @@ class Node:
             values.pop(target_up, None)
             if known is not None:  # Prometheus has the target
                 values[target_up] = f"{known:.17g}"
-            for key, text in values.items():
-                labelled = key if self.relabel is None else self._relabelled(key, minute)
-                written = found.get(labelled)
+            for (name, labels), text in values.items():
+                if self.relabel is not None:
+                    labels = frozenset(self.relabel(minute, dict(labels)).items())  # noqa: PLW2901
+                written = found.get((name, labels))
                 if written is None:
-                    written = found[labelled] = Written(step)
+                    written = found[name, labels] = Written(step)
                 written.note(step, text)
         return [
-            {
-                "series": named.get(key) or _text(key),
-                "values": _apart(each.text(int(minutes * 60 / self.every) + 1), self.every // STEP),
-            }
+            {"series": named.get(key) or _text(key), "values": _apart(each.text(slots), self.every // STEP)}
             for key, each in found.items()
         ]
 
@@ -156,11 +154,6 @@ class Node:
             *(f"{name} {value:.17g}" for name, value in given.items() if value is not None),
             f"{_STAMP} {minute * 60:.17g}",
         ]
-
-    def _relabelled(self, key: _Key, minute: float) -> _Key:
-        name, labels = key
-        assert self.relabel is not None
-        return name, frozenset(self.relabel(minute, dict(labels)).items())
 
     def _state(self, minute: float) -> tuple[_NodeState, tuple[tuple[Holder, _HolderState], ...]]:
         """Return every value that there is at a minute."""
@@ -279,23 +272,11 @@ def _device(gpu: int, node: _NodeState, holders: Sequence[tuple[Holder, _HolderS
         owned.setdefault((holder.owner_type, holder.owner), Counter())[kind] += state.held
         since, active = state.since * 60, None if state.last_active is None else state.last_active * 60
         waiting = None if state.waiting is None else state.waiting * 60
-        holdings.append(
-            Holding(
-                pid=holder.pid,
-                start=1,
-                memory=state.memory,
-                peak=state.memory,
-                kinds="C",
-                state=kind,
-                since=since,
-                why="",
-                sm=state.sm,
-                last_active=active,
-                grade=holder.grade,
-                uncharged=state.uncharged,
-                busy_without_work_since=waiting,
-            )
+        seen = builders.holding(
+            holder.pid, state.memory, kind, uncharged=state.uncharged, sm=state.sm, last_active=active, why=""
         )
+        said = replace(seen, start=1, since=since, grade=holder.grade, working=None)
+        holdings.append(replace(said, busy_without_work_since=waiting))
     held[State.UNKNOWN] += round(node.unknown * GIB)
     total, unattributed = round(node.total * GIB), round(node.unattributed * GIB)
     states = {state: held[state] for state in State}

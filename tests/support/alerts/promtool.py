@@ -169,12 +169,9 @@ def expect(
     folder: Path, series: Sequence[Mapping[str, str]], minute: float, samples: Mapping[str, float]
 ) -> str:
     """Compare queries that give one sample each with the expected values; return the complaints."""
+    at = f"{round(minute * 60)}s"
     tests = [
-        {
-            "expr": f"sum({query})",
-            "eval_time": f"{round(minute * 60)}s",
-            "exp_samples": [{"labels": "{}", "value": value}],
-        }
+        {"expr": f"sum({query})", "eval_time": at, "exp_samples": [{"labels": "{}", "value": value}]}
         for query, value in samples.items()
     ]
     without_texts = folder / "evaluated.rules.json"

@@ -1,7 +1,7 @@
 """A situation: what there is on a node or two, and all that is told of it; and the evaluation of many."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -80,14 +80,10 @@ def complaints(situation: Situation, told: Told) -> list[str]:
             begins = float(each[2]) <= minutes[0] <= float(each[3])
             if not begins or not ends[0] <= minutes[-1] <= ends[1]:
                 found.append(f"{each[0]}: {spans[own]}")
-            if _paused(minutes):
+            if any(after - before > STEP / 60 for before, after in pairwise(minutes)):
                 found.append(f"{each[0]} pauses: {minutes}")
     return found + [
         f"{alert}: {minutes[0]} to {minutes[-1]}: {own}"
         for alert, of in left.items()
         for own, minutes in of.items()
     ]
-
-
-def _paused(minutes: Iterable[float]) -> bool:
-    return any(after - before > STEP / 60 for before, after in pairwise(minutes))

@@ -10,7 +10,7 @@ import struct
 import urllib.request
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from math import ceil
 from operator import itemgetter
@@ -20,10 +20,10 @@ from typing import Any
 from tests.support.dashboards.nodes import NOW, SCRAPE, Page
 from tests.support.faults import rules
 from tests.support.faults.evaluation import Manager, answers
-from tests.support.fleet.engines import Engine, running
+from tests.support.fleet import engines
+from tests.support.fleet.engines import Engine
 from tests.support.host.model import EPOCH
 from tests.support.host.series import Trace
-from tests.support.ports import free_port
 from vramledger_agent.commands.parser import parse_duration
 
 STEP = 60.0
@@ -215,16 +215,8 @@ def prometheus(program: Path, home: Path, samples: Samples) -> Iterator[Engine]:
         yield engine
 
 
-@contextmanager
-def empty_prometheus(program: Path, home: Path) -> Iterator[Engine]:
-    home.mkdir(parents=True, exist_ok=True)
-    (home / "prometheus.yml").write_text("global: {}\n", encoding="ascii")
-    port = free_port()
-    files = (f"--config.file={home / 'prometheus.yml'}", f"--storage.tsdb.path={home / 'data'}")
-    listening = (f"--web.listen-address=127.0.0.1:{port}", "--web.enable-remote-write-receiver")
-    command: list[str | Path] = [program, *files, *listening]
-    with running(command, home, f"http://127.0.0.1:{port}") as engine:
-        yield engine
+def empty_prometheus(program: Path, home: Path) -> AbstractContextManager[Engine]:
+    return engines.prometheus(program, home, {"global": {}}, "--web.enable-remote-write-receiver")
 
 
 def ask(  # noqa: PLR0913 what a panel asks

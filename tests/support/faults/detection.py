@@ -142,12 +142,9 @@ def _rightly(run: Run, firing: Firing) -> bool:
 
 
 def _of(run: Run, firing: Firing) -> str:
-    return f"{run.scenario}/{run.seed}: {_told(firing)}"
-
-
-def _told(firing: Firing) -> str:
     about = {name: firing.labels[name] for name in ("gpu", "pid", "source", "owner") if name in firing.labels}
-    return f"{firing.severity} {firing.alert} {about} from {firing.begin:.0f} to {firing.end:.0f} s"
+    told = f"{firing.severity} {firing.alert} {about} from {firing.begin:.0f} to {firing.end:.0f} s"
+    return f"{run.scenario}/{run.seed}: {told}"
 
 
 def alert_table(verdict: Verdict, runs: Sequence[Run]) -> str:

@@ -91,10 +91,7 @@ def ask(
 
 
 def answers(
-    queries: Iterable[tuple[str, int]],
-    series: Iterable[tuple[str, str]],
-    scratch: Path,
-    manager: Manager,
+    queries: Iterable[tuple[str, int]], series: Iterable[tuple[str, str]], scratch: Path, manager: Manager
 ) -> Iterator[tuple[float, str]]:
     """Yield what promtool finds for queries, each with its time, as the time and the line of its complaint.
 

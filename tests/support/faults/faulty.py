@@ -125,12 +125,9 @@ def one_large_moment(random: Random) -> Scene:
     """One moment needs most of the card, then there is tiny work: torch keeps all of it."""
     gpu = card(random, size=random.choice([40_960, 81_559, 143_771]))
     onset = 20 * MINUTE
-    large, tiny = share(gpu, random.uniform(0.3, 0.8)), 33 * MIB
+    large, tiny, room = share(gpu, random.uniform(0.3, 0.8)), 33 * MIB, share(gpu, 1)
     program = Torch(
-        lambda age: large if onset < age < onset + 60 else tiny,
-        lambda _: 0.05,
-        seen=0.04,
-        limit=share(gpu, 1),
+        lambda age: large if onset < age < onset + 60 else tiny, lambda _: 0.05, seen=0.04, limit=room
     )
     return Scene([gpu], [process(random, program, agent=True)], hours=3.5, onset=onset)
 

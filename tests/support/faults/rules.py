@@ -79,9 +79,10 @@ def alerts(home: Path = HOME) -> list[Alert]:
     return [_alert(raw) for path in files(home) for raw in _alerting(path)]
 
 
-def families(home: Path = HOME) -> frozenset[str]:
+@cache  # a regular expression over all rules
+def families() -> frozenset[str]:
     """Return the exporter's families that the rules use."""
-    every = [group for path in files(home) for group in read_groups(path)]
+    every = [group for path in files() for group in read_groups(path)]
     expressions = [rule["expr"] for group in every for rule in group["rules"]]
     return frozenset(name for expression in expressions for name in _NAME.findall(str(expression)))
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from tests.support.players.stage import Player, Program, Stage, Step
+from tests.support.players.stage import Player, Program, Stage, Step, parent_of
 from tests.support.players.tree import Cast
 from tests.support.requirements import require_namespaces, require_tool
+from tests.support.waiting import wait_until
 
 IN_A_SHELL = ("sh", "-c", '"$@"; true', "sh")
 """A wrapper: a shell that starts the command, and does not become it."""
@@ -58,6 +59,16 @@ def spawned(launcher: Player) -> tuple[Player, ...]:
 def forked(launcher: Player) -> tuple[Player, ...]:
     """Let a player fork two workers by ``multiprocessing``."""
     return launcher.fork_workers("fork")
+
+
+def double_fork(starter: Player) -> Player:
+    """Let a player make a classic daemon."""
+    between = starter.fork()
+    between.order("lead_session")
+    daemon = between.fork()
+    between.end()
+    wait_until(lambda: parent_of(daemon.pid) != between.pid, "nobody adopts the daemon")
+    return daemon
 
 
 def two_forks(master: Player) -> list[Player]:
