@@ -56,7 +56,7 @@ def test_a_holder_that_ends_while_we_look(standin: StandIn, stage: Stage, *, lis
         stdout=subprocess.PIPE,
     )
     with show:
-        standin.wait_for_call("nvmlDeviceGetMPSComputeRunningProcesses_v3", timeout=30)
+        standin.wait_for_call("nvmlDeviceGetMPSComputeRunningProcesses_v3")
         holder.end()
         if not listed:
             standin.device(0).set_processes()

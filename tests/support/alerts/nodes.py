@@ -103,10 +103,7 @@ class Node:
     every: int = STEP  # seconds from one scrape to the next, a multiple of STEP
 
     def series(self, minutes: float) -> list[dict[str, str]]:
-        """Return the node's series over so many minutes as promtool takes them.
-
-        A page is rendered for every moment at which a value is another one.
-        """
+        """Return the node's series over so many minutes as promtool takes them."""
         target = f'job="vramledger",instance="{self.instance}"'
         extra = {_key(name.replace("NODE", target)): values for name, values in self.extra.items()}
         named = {_key(name.replace("NODE", target)): name.replace("NODE", target) for name in self.extra}

@@ -113,11 +113,7 @@ def script(stage: Stage, name: str, text: str) -> str:
 
 
 class Terminal:
-    """A terminal with an interactive bash.
-
-    Attributes:
-        bash: leads the terminal's session.
-    """
+    """A terminal with an interactive bash, which leads its session."""
 
     def __init__(self, stage: Stage) -> None:
         require_tool("setsid")

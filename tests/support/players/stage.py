@@ -81,11 +81,7 @@ class Player:
         self.program = program
 
     def order(self, verb: str, *arguments: object) -> Any:  # noqa: ANN401 what it answers is JSON
-        """Order a function of ``player.py``; return its answer when it is done.
-
-        Raises:
-            PlayerError: it failed, or the player has ended.
-        """
+        """Order a function of ``player.py``; return its answer when it is done, unless it fails."""
         try:
             self._connection.send(json.dumps([verb, *arguments]).encode())
             answer = json.loads(self._connection.recv(LONGEST) or b'{"error": "it has ended"}')
@@ -236,12 +232,7 @@ class Stage:
         return found
 
     def hear(self, role: str, count: int = 1, program: Program | None = None) -> tuple[Player, ...]:
-        """Wait for the next ``count`` players of a role.
-
-        Raises:
-            PlayerError: the program that is to bring them has failed.
-            TimeoutError: they do not come.
-        """
+        """Wait for the next ``count`` players of a role, unless the program that is to bring them fails."""
         heard = self._heard.setdefault(role, [])
 
         def complete() -> bool:

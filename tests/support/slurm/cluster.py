@@ -329,15 +329,12 @@ class Cluster:
 
     def wait_for(self, job: int, *states: str, timeout: float = 60) -> str:
         """Wait until a job has one of these states, and return it."""
-        found = ""
 
-        def reached() -> bool:
-            nonlocal found
+        def reached() -> str:
             found = self.state_of(job)
-            return found in states
+            return found if found in states else ""
 
-        wait_until(reached, f"job {job} is {' or '.join(states)}", patience=timeout)
-        return found
+        return wait_until(reached, f"job {job} is {' or '.join(states)}", patience=timeout)
 
     def wait_idle(self) -> None:
         """Wait until no job is on the node and no epilog runs there any more."""

@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +24,7 @@ from tests.support.standin.layout import (
     NOT_SUPPORTED_32,
     SOURCES,
 )
+from tests.support.waiting import wait_until
 
 MIB = 2**20
 GIB = 2**30
@@ -292,9 +292,9 @@ class Device(Unit):
         for position, content in enumerate(kept):
             ctypes.memmove(ctypes.byref(samples[position]), content, len(content))
 
-    def raw_sample(self, pid: int, *, timestamp: int, sm: int, memory: int = 0) -> None:
+    def raw_sample(self, pid: int, *, timestamp: int, sm: int) -> None:
         """Report this sample at every call exactly as given: µs since 1970 and percent."""
-        self._add_sample(pid, timestamp, sm, memory)
+        self._add_sample(pid, timestamp, sm, 0)
 
     def _add_sample(self, pid: int, timestamp: int, sm: int, memory: int) -> None:
         sample = self.raw.samples[self.raw.sample_count]
@@ -447,11 +447,11 @@ class StandIn:
         """Make every call of a function take this long (below 50 µs on the CPU, above asleep)."""
         self._control(function).latency_us = microseconds
 
-    def latencies(self, table: Mapping[str, int] = MEASURED_ON_H200) -> None:
-        """Make all calls take as long as measured on a real card, or as in another table (µs)."""
+    def latencies(self) -> None:
+        """Make all calls take as long as measured on a real card."""
         for name in FUNCTIONS:
             self.latency(name, 0)
-        for name, microseconds in table.items():
+        for name, microseconds in MEASURED_ON_H200.items():
             self.latency(name, microseconds)
 
     def calls(self, function: str, device: int | None = None) -> int:
@@ -459,13 +459,8 @@ class StandIn:
         counts = self._control(function).calls
         return int(sum(counts) if device is None else counts[device])
 
-    def wait_for_call(self, function: str, more_than: int = 0, *, timeout: float = 30.0) -> None:
-        """Wait until a function was called more often than that. Raises TimeoutError after ``timeout``."""
-        deadline = time.monotonic() + timeout
-        while self.calls(function) <= more_than:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{function} was called {self.calls(function)} times in {timeout:g} s")
-            time.sleep(0.005)
+    def wait_for_call(self, function: str) -> None:
+        wait_until(lambda: self.calls(function), f"a call of {function}")
 
     def chaos(  # noqa: PLR0913 - a share for each thing that goes wrong
         self,
