@@ -26,7 +26,7 @@ BOOT_ID = "boot-1"
 IDLE_AFTER = 600.0
 
 
-def night(holders: int, random: Random, *, agents: bool = True) -> Host:
+def night(holders: int, random: Random) -> Host:
     """Return a host with a GPU and this many holders: trainings, notebooks, idle ones, some that end."""
     processes = []
     for number in range(holders):
@@ -41,7 +41,7 @@ def night(holders: int, random: Random, *, agents: bool = True) -> Host:
         )[kind]
         process = Process(4000 + 10 * number, {0: program}, begin=-100.0 + number * 37 % 200)
         process.user, process.command = ("ada", "bob", "carol")[number % 3], f"train_{number % 7}.py"
-        process.agent = agents and kind == 0
+        process.agent = kind == 0
         if kind == 3:
             process.end = 3000.0 + 400 * number
         processes.append(process)

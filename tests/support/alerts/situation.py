@@ -40,15 +40,13 @@ Told = Mapping[str, Mapping[str, list[float]]]
 """At which minutes each alert fires, by its labels."""
 
 
-def what_is_told(
-    situations: Sequence[Situation], folder: Path, version: str, *, everything: bool = False
-) -> Sequence[Told]:
+def what_is_told(situations: Sequence[Situation], folder: Path, version: str) -> Sequence[Told]:
     """Return what is told of each situation, by a Prometheus that watches them all."""
     nodes = {f"n{number}": (each.node, each.minutes) for number, each in enumerate(situations)}
     nodes |= {f"n{at}b": (each.beside, each.minutes) for at, each in enumerate(situations) if each.beside}
     times = range(round(max(each.minutes for each in situations)) + 1)
     found: list[dict[str, dict[str, list[float]]]] = [{} for _ in situations]
-    manager = Manager(STEP, everything=everything)
+    manager = Manager(STEP)
     for key, seen in alerts_over_time(nodes, times, folder, version, manager).items():
         labels = dict(key)
         name = labels.get("instance", "")

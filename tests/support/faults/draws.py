@@ -115,9 +115,7 @@ def leak_of_days(random: Random) -> Scene:
         return base + noise * random.random() + a_day * max(0.0, age - onset) / (24 * HOUR)
 
     program = Torch(demand) if agent else Held(demand)
-    return Scene(
-        [gpu], [process(random, program, agent=agent, begin=0.0)], 48, onset, weather(random, 48)
-    )  # fmt: skip
+    return Scene([gpu], [process(random, program, agent=agent, begin=0.0)], 48, onset, weather(random, 48))
 
 
 # --- growth that ends by itself ----------------------------------------------------------------------------
@@ -225,10 +223,8 @@ def nomad_tasks(random: Random) -> Scene:
     owner = Owner("container", f"{random.getrandbits(48):012x}", container="x")
     grants = (Grant("nomad", "train/main/1f", (gpu.uuid(0),)),)
     program = Torch(_wave(random, share(gpu, 0.9)))
-    return Scene(
-        [gpu], [process(random, program, owner=owner)], weather=weather(random, 24),
-        schedulers=(Scheduler("nomad", ("*",), grants),),
-    )  # fmt: skip
+    job, nomad = process(random, program, owner=owner), Scheduler("nomad", ("*",), grants)
+    return Scene([gpu], [job], weather=weather(random, 24), schedulers=(nomad,))
 
 
 def rolling_reboots(random: Random) -> Scene:
@@ -303,10 +299,8 @@ def missing_after_reboot(random: Random) -> Scene:
     lost, onset = len(cards) - 1, random.uniform(0.5, 3) * HOUR
     back = onset + random.uniform(30, 1800)
     jobs = [process(random, Torch(_wave(random, share(each, 1))), each.index, end=onset) for each in cards]
-    return Scene(
-        cards, jobs, back / HOUR + 1, onset, Weather(0.0, ((onset, back),), (back,)),
-        faults=[Fault("device gone", onset, gpu=lost)],
-    )  # fmt: skip
+    sky, faults = Weather(0.0, ((onset, back),), (back,)), [Fault("device gone", onset, gpu=lost)]
+    return Scene(cards, jobs, back / HOUR + 1, onset, sky, faults)
 
 
 def died_between_scrapes(random: Random) -> Scene:

@@ -205,14 +205,10 @@ def shared_well(random: Random) -> Scene:
     """Two programs share one card on purpose: torch, and TensorFlow with memory growth."""
     gpu = card(random)
     size = share(gpu, 0.25)
-    growing = Held(
-        programs.climbing(size, 4 * MINUTE), programs.in_bursts(random, 10, 20),
-        report=programs.tensorflow(programs.steady(size * 0.8)),
-    )  # fmt: skip
-    other = process(
-        random, growing, framework="tensorflow", begin=600.0,
-        settings=(("TF_FORCE_GPU_ALLOW_GROWTH", "true"),),
-    )  # fmt: skip
+    report = programs.tensorflow(programs.steady(size * 0.8))
+    growing = Held(programs.climbing(size, 4 * MINUTE), programs.in_bursts(random, 10, 20), report=report)
+    settings = (("TF_FORCE_GPU_ALLOW_GROWTH", "true"),)
+    other = process(random, growing, framework="tensorflow", begin=600.0, settings=settings)
     return Scene([gpu], [process(random, _trainer(random, share(gpu, 0.6))), other], weather=rough(random))
 
 

@@ -15,15 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.standin import layout
-from tests.support.standin.layout import (
-    ANY_DEVICE,
-    DERIVED,
-    FUNCTIONS,
-    LISTS,
-    NOT_AVAILABLE,
-    NOT_SUPPORTED_32,
-    SOURCES,
-)
 from tests.support.waiting import wait_until
 
 MIB = 2**20
@@ -123,7 +114,7 @@ def build(directory: Path, *, without: Iterable[str] = ()) -> Path:
         and "nvmlDeviceGetConfComputeMemSizeInfo" not in absent
     ):
         flags.append("-DLEGACY_PROCESS_LAYOUT")
-    source = b"".join((SOURCES / name).read_bytes() for name in ("state.h", "nvml.c"))
+    source = b"".join((layout.SOURCES / name).read_bytes() for name in ("state.h", "nvml.c"))
     key = hashlib.sha256(source + " ".join(absent).encode()).hexdigest()[:16]
     library = directory / f"standin-{key}" / "libnvidia-ml.so.1"
     if library.exists():
@@ -144,7 +135,7 @@ def _compile(fresh: Path, absent: list[str], flags: list[str]) -> None:
         symbols.write_text(f"{{ global: *; local: {'; '.join(absent)}; }};\n")
         flags.append(f"-Wl,--version-script={symbols}")
     command = [*compiler(), "-std=gnu11", "-O2", "-fPIC", "-shared", "-Wl,-soname,libnvidia-ml.so.1"]
-    command += [*flags, "-o", str(fresh), str(SOURCES / "nvml.c")]
+    command += [*flags, "-o", str(fresh), str(layout.SOURCES / "nvml.c")]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         raise RuntimeError(f"the stand-in NVML does not compile with {command[0]}:\n{result.stderr}")
@@ -179,7 +170,7 @@ class Unit:
         *,
         total: int | None = None,
         reserved: int | None = None,
-        used: int = DERIVED,
+        used: int = layout.DERIVED,
         unattributed: int = 0,
     ) -> None:
         """Set the bytes; ``used`` is the processes' sum plus ``unattributed`` unless it is given."""
@@ -202,12 +193,12 @@ class Unit:
         mps: Iterable[tuple[int, int | None]] = (),
     ) -> None:
         """List these (pid, bytes), and no others; None is NVML's "not available"."""
-        for name, processes in zip(LISTS, (compute, graphics, mps), strict=True):
+        for name, processes in zip(layout.LISTS, (compute, graphics, mps), strict=True):
             self._fill(name, list(processes))
 
     def grow_processes(self, kind: str, processes: Iterable[tuple[int, int | None]]) -> None:
         """Also list these, from the moment on at which a call had too little room for the old ones."""
-        raw = self._unit.lists[LISTS.index(kind)]
+        raw = self._unit.lists[layout.LISTS.index(kind)]
         before = raw.count
         old = [(entry.pid, entry.bytes) for entry in raw.entries[:before]]
         self._fill(kind, [*old, *processes])
@@ -230,10 +221,10 @@ class Unit:
         self.set_activity(**IDLE_GPM)
 
     def _fill(self, kind: str, processes: list[tuple[int, int | None]]) -> None:
-        raw = self._unit.lists[LISTS.index(kind)]
+        raw = self._unit.lists[layout.LISTS.index(kind)]
         raw.count_after_size_question = 0
         for entry, (pid, size) in zip(raw.entries, processes, strict=False):
-            entry.pid, entry.bytes = pid, NOT_AVAILABLE if size is None else size
+            entry.pid, entry.bytes = pid, layout.NOT_AVAILABLE if size is None else size
         raw.count = len(processes)
 
 
@@ -257,7 +248,7 @@ class Device(Unit):
             else:
                 setattr(self.raw, name, value)
 
-    def limit(self, cgroup: str, *, soft: int = 0, hard: int = NOT_AVAILABLE, used: int = 0) -> None:
+    def limit(self, cgroup: str, *, soft: int = 0, hard: int = layout.NOT_AVAILABLE, used: int = 0) -> None:
         """Say what a cgroup, by its whole path, may take of the device, and what it has."""
         limits = self.raw.limits
         position = next(
@@ -319,11 +310,11 @@ class Device(Unit):
             raw.uuid = f"MIG-{self.index:08d}-0000-0000-0000-{position:012d}".encode()
             raw.name = f"{self.name} MIG {profile}".encode()
             raw.total, raw.reserved = int(size.removesuffix("gb")) * GIB, 16 * MIB
-            raw.used, raw.unattributed = DERIVED, 0
+            raw.used, raw.unattributed = layout.DERIVED, 0
             raw.gpu_instance, raw.compute_instance = number, compute
             raw.gpu_slices = raw.compute_slices = int(slices)
             raw.present = 1
-            raw.numa_node, raw.placement_size = NOT_SUPPORTED_32, int(slices)
+            raw.numa_node, raw.placement_size = layout.NOT_SUPPORTED_32, int(slices)
             if not shared:
                 raw.placement_start = place
                 place += int(slices)
@@ -378,7 +369,7 @@ class StandIn:
         device.name = "NVIDIA H200"
         device.set_memory(total=143_771 * MIB, reserved=644_939_776)
         device.be_idle()
-        device.numa_node = NOT_SUPPORTED_32
+        device.numa_node = layout.NOT_SUPPORTED_32
         device.raw.whole.gpu_instance = device.raw.whole.compute_instance = 2**32 - 1
         device.set(
             bus_id=f"00000000:{index + 11:02X}:00.0", serial=f"165000000000{index:02d}", minor=index,
@@ -432,16 +423,16 @@ class StandIn:
 
     def fail(self, function: str, code: int, device: int | None = None) -> None:
         """Make a function answer ``code``, for one device or for all; 0 repairs it."""
-        self._control(function).error[ANY_DEVICE if device is None else device] = code
+        self._control(function).error[layout.ANY_DEVICE if device is None else device] = code
 
     def hang(self, function: str, device: int | None = None) -> None:
         """Make calls of a function not return until :meth:`release`."""
-        self._control(function).hang[ANY_DEVICE if device is None else device] = 1
+        self._control(function).hang[layout.ANY_DEVICE if device is None else device] = 1
 
     def release(self, function: str | None = None) -> None:
         """Let hanging calls return, of one function or of all."""
-        for name in FUNCTIONS if function is None else [function]:
-            self._control(name).hang[:] = [0] * (ANY_DEVICE + 1)
+        for name in layout.FUNCTIONS if function is None else [function]:
+            self._control(name).hang[:] = [0] * (layout.ANY_DEVICE + 1)
 
     def latency(self, function: str, microseconds: int) -> None:
         """Make every call of a function take this long (below 50 µs on the CPU, above asleep)."""
@@ -449,7 +440,7 @@ class StandIn:
 
     def latencies(self) -> None:
         """Make all calls take as long as measured on a real card."""
-        for name in FUNCTIONS:
+        for name in layout.FUNCTIONS:
             self.latency(name, 0)
         for name, microseconds in MEASURED_ON_H200.items():
             self.latency(name, microseconds)
@@ -496,4 +487,4 @@ class StandIn:
         self.state.event_count = position + 1
 
     def _control(self, function: str) -> Any:  # noqa: ANN401
-        return self.state.controls[FUNCTIONS[function]]
+        return self.state.controls[layout.FUNCTIONS[function]]
