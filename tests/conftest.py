@@ -1,7 +1,5 @@
 """Fixtures for every test, and the list of what a run did not test."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import inspect

@@ -50,7 +50,7 @@ def test_a_holder_that_ends_while_we_look(standin: StandIn, stage: Stage, *, lis
     standin.hang("nvmlDeviceGetMemoryInfo_v2", 1)  # delays the sample between the two
     words, environ = command("show", "--json", "--sample.timeout=30s"), environment(standin.env())
     with subprocess.Popen(words, env=environ, stdout=subprocess.PIPE) as show:
-        standin.wait_for_call("nvmlDeviceGetMPSComputeRunningProcesses_v3", timeout=30)
+        standin.wait_for_call("nvmlDeviceGetMPSComputeRunningProcesses_v3")
         holder.end()
         if not listed:
             standin.device(0).set_processes()

@@ -1,7 +1,5 @@
 """The stand-in driver for every test here."""
 
-from __future__ import annotations
-
 from tests.support.standin.plugin import standin, standin_directory, standin_here, standin_library
 
 __all__ = ["standin", "standin_directory", "standin_here", "standin_library"]

@@ -28,11 +28,7 @@ class BlockingFiles:
     """
 
     def __init__(self, place: Path) -> None:
-        """Mount it.
-
-        Raises:
-            OSError: this machine has no FUSE, or does not let us mount.
-        """
+        """Mount it; an OSError says that this machine has no FUSE, or does not let us mount."""
         self._place = place
         self._device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
         self._senders: set[int] = set()
@@ -100,11 +96,7 @@ def _attributes(node: int) -> bytes:
 
 @contextmanager
 def blocking_files(place: Path) -> Iterator[BlockingFiles]:
-    """Mount such a file system in a directory; at the end nobody waits for it any more.
-
-    Raises:
-        OSError: see :class:`BlockingFiles`.
-    """
+    """Mount such a file system in a directory; at the end nobody waits for it any more."""
     files = BlockingFiles(place)
     try:
         yield files

@@ -92,7 +92,6 @@ ACTIVITY: Mapping[str, float] = {
 
 
 def managed(least: int, most: int | None = None) -> UnchargedBytes:
-    """Make managed memory of a holder."""
     most = least if most is None else most
     return UnchargedBytes(least, most, least, Grade.SEEN, "NVML charges 512 MiB; the rest is managed memory")
 
@@ -157,12 +156,12 @@ def device(  # noqa: PLR0913 - a builder has as many knobs as the thing it build
     )
 
 
-def coherent_device(index: int = 7) -> DeviceSnapshot:
+def coherent_device() -> DeviceSnapshot:
     """Make a GH200 on which the operating system holds 5 GiB of its own."""
     held = holding(107, 10 * GIB)
     node = NodeMemory(1, TOTAL - RESERVED, TOTAL - RESERVED - 15 * GIB, 3 * GIB, GIB, GIB, GIB)
     memory = MemoryReading(TOTAL, TOTAL - RESERVED - 15 * GIB, 15 * GIB, RESERVED)
-    ordinary = device(index, [held], name="NVIDIA GH200 480GB", unattributed=5 * GIB)
+    ordinary = device(7, [held], name="NVIDIA GH200 480GB", unattributed=5 * GIB)
     reading = structs.replace(
         ordinary.reading, memory=memory, memory_kind="coherent", node=node, addressing_mode="ats"
     )

@@ -26,7 +26,6 @@ class Authority:
         self.pair = self._make(name, use, ())
 
     def sign(self, name: str, sans: str = "DNS:localhost,IP:127.0.0.1") -> Pair:
-        """Make a certificate with these alternative names."""
         signed = ("-CA", str(self.pair.certificate), "-CAkey", str(self.pair.key))
         return self._make(name, ("basicConstraints=CA:FALSE", f"subjectAltName={sans}"), signed)
 

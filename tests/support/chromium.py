@@ -14,8 +14,7 @@ from typing import Any
 
 import aiohttp
 
-PATIENCE = 30.0
-"""Seconds after which a missing event fails the test."""
+from tests.support.waiting import PATIENCE
 
 _FLAGS = (
     "--no-sandbox",  # as root there is no other way, and the pages are our own

@@ -35,7 +35,6 @@ class Answer(NamedTuple):
 
 
 def request_bytes(method: str, target: str, body: str = "") -> bytes:
-    """Return a request as it is sent."""
     length = f"Content-Length: {len(body)}\r\n" if body else ""
     return f"{method} {target} HTTP/1.1\r\nHost: localhost\r\n{length}\r\n{body}".encode()
 

@@ -71,7 +71,6 @@ class Page:
         }
 
     def labels(self, name: str, label: str, **labels: object) -> set[str]:
-        """Return the values that a label has in a family."""
         return {dict(key)[label] for key in self.values(name, **labels)}
 
     def state(self, pid: int) -> str | None:
@@ -102,7 +101,6 @@ class Page:
 
     @property
     def failing(self) -> set[str]:
-        """The collectors that did not succeed."""
         return {
             dict(key)["collector"] for key, value in self.values("collector_success").items() if not value
         }
@@ -145,8 +143,6 @@ def check(page: Page) -> None:
 
 
 class Ended(NamedTuple):
-    """How a command ended."""
-
     code: int
     log: str
 
@@ -304,8 +300,7 @@ class Exporter:
             wait_until(fulfilled, what)
         except TimeoutError as error:
             shown = [line for line in pages[0].text.splitlines() if line.startswith("vramledger_")]
-            message = "\n".join([f"{error}; the last page was:", *shown, self.log])
-            raise TimeoutError(message) from None
+            raise TimeoutError("\n".join([f"{error}; the last page was:", *shown, self.log])) from None
         return pages[0]
 
     def next_sample(self) -> Page:

@@ -56,7 +56,6 @@ def variable(name: str) -> str | None:
 
 
 def hang(file: str) -> None:
-    """Write the own pid, and hang."""
     Path(file).write_text(str(os.getpid()), encoding="ascii")
     time.sleep(600)
 
@@ -68,7 +67,6 @@ class Array:
         self.kind = kind
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Return the kind of device, and which one."""
         if not self.kind:
             raise ValueError("it has no place")
         return self.kind, 0

@@ -49,15 +49,11 @@ def load() -> list[Entry]:
     return entries
 
 
-def tracker(entry: Entry) -> HoldingTracker:
-    return HoldingTracker(
-        idle_after=entry.idle_after, interval=entry.interval, source="replay", recording=entry.file
-    )
-
-
 def replay(directory: Path, entry: Entry) -> list[Snapshot]:
     """Return the snapshots of a recording, from its first reading to its last."""
-    judge = tracker(entry)
+    judge = HoldingTracker(
+        idle_after=entry.idle_after, interval=entry.interval, source="replay", recording=entry.file
+    )
     return [judge.update(reading) for reading in read_recording(directory / entry.file)]
 
 

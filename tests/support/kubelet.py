@@ -78,11 +78,9 @@ def devices(resource: str, *ids: str) -> Any:  # noqa: ANN401 made at run time
 
 def claim(driver: str, name: str, *cdi: str) -> Any:  # noqa: ANN401 made at run time
     """Make a ``DynamicResource`` with one device."""
+    ids = [MESSAGES["CDIDevice"](name=each) for each in cdi]
     found = MESSAGES["ClaimResource"](
-        cdi_devices=[MESSAGES["CDIDevice"](name=each) for each in cdi],
-        driver_name=driver,
-        pool_name="node-1",
-        device_name=name,
+        cdi_devices=ids, driver_name=driver, pool_name="node-1", device_name=name
     )
     return MESSAGES["DynamicResource"](claim_name="c", claim_namespace="ml", claim_resources=[found])
 
@@ -98,12 +96,10 @@ def pod(name: str, *resources: Any, namespace: str = "ml") -> Any:  # noqa: ANN4
 
 
 def listed(*pods: Any) -> bytes:  # noqa: ANN401 made at run time
-    """Write the answer to ``List``."""
     return bytes(MESSAGES["ListPodResourcesResponse"](pod_resources=pods).SerializeToString())
 
 
 def allocatable(*offered: Any) -> bytes:  # noqa: ANN401 made at run time
-    """Write the answer to ``GetAllocatableResources``."""
     message = MESSAGES["AllocatableResourcesResponse"](devices=offered, cpu_ids=range(200))
     return bytes(message.SerializeToString())
 

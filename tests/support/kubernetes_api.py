@@ -113,9 +113,9 @@ async def serve_api(pair: Pair) -> AsyncIterator[ApiServer]:
         await runner.cleanup()
 
 
-def write_account(folder: Path, authority: Pair, token: str = TOKEN) -> Path:
+def write_account(folder: Path, authority: Pair) -> Path:
     """Write the files of a service account, as the kubelet projects them."""
     folder.mkdir(exist_ok=True)
-    (folder / "token").write_text(token, encoding="ascii")
+    (folder / "token").write_text(TOKEN, encoding="ascii")
     (folder / "ca.crt").write_bytes(authority.certificate.read_bytes())
     return folder

@@ -1,7 +1,5 @@
 """An exporter's end of the agents' socket, and programs with the agent inside."""
 
-from __future__ import annotations
-
 import array
 import json
 import os
@@ -12,13 +10,10 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import vramledger_agent
 from tests.support.waiting import PATIENCE, wait_until
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 PROJECT = Path(__file__).resolve().parents[2]
 AGENT_ROOT = Path(vramledger_agent.__file__).parents[1]
@@ -116,7 +111,7 @@ class FakeExporter:
                 connection.shutdown(socket.SHUT_RDWR)
         self.path.unlink()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "FakeExporter":  # noqa: PYI034  # typing has Self from 3.11 on
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -20,10 +20,7 @@ def order_of_files(limits: Mapping[File, float], waiting: Collection[File]) -> l
     """Return the files, first those that may take longest, and in turn one that waits and one that computes.
 
     So neither all workers wait nor all compute, and no worker begins a long file when all others are done.
-
-    Args:
-        limits: the seconds of the longest limit of each file.
-        waiting: the files that wait more than they compute.
+    ``limits`` are the seconds of the longest limit of each file.
     """
     files = sorted(limits, key=lambda file: -limits[file])
     waits = [file for file in files if file in waiting]

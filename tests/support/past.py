@@ -6,6 +6,7 @@ import os
 import socket
 import sqlite3
 from contextlib import closing
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -30,7 +31,7 @@ BOOT_ID = "boot-1"
 IDLE_AFTER = 600.0
 
 
-def night(holders: int, random: Random, *, agents: bool = True) -> Host:
+def night(holders: int, random: Random) -> Host:
     """Return a host with a GPU and this many holders: trainings, notebooks, idle ones, some that end."""
     processes = []
     for number in range(holders):
@@ -45,7 +46,7 @@ def night(holders: int, random: Random, *, agents: bool = True) -> Host:
         )[kind]
         process = Process(4000 + 10 * number, {0: program}, begin=-100.0 + number * 37 % 200)
         process.user, process.command = ("ada", "bob", "carol")[number % 3], f"train_{number % 7}.py"
-        process.agent = agents and kind == 0
+        process.agent = kind == 0
         if kind == 3:
             process.end = 3000.0 + 400 * number
         processes.append(process)
@@ -71,20 +72,14 @@ def shown_facts(snapshot: Snapshot) -> dict[str, Any]:
 def _shown_device(snapshot: Snapshot, device: DeviceSnapshot) -> dict[str, Any]:
     states = device.ledger.states if device.ledger else {}
     owners = device.owner_usage.owners if device.owner_usage else ()
+    holdings = [
+        [each.pid, each.state.value, each.grade.value, each.held, each.since, *owner_of(snapshot, each.pid)]
+        for each in device.holdings
+    ]
     return {
         "uuid": device.reading.uuid,
         "states": {state.value: held for state, held in states.items()},
-        "holdings": [
-            [
-                each.pid,
-                each.state.value,
-                each.grade.value,
-                each.held,
-                each.since,
-                *owner_of(snapshot, each.pid),
-            ]
-            for each in device.holdings
-        ],
+        "holdings": holdings,
         "owners": sorted([each.type, each.name, sum(each.byte_seconds.values())] for each in owners),
     }
 
@@ -99,13 +94,7 @@ class StoredPast:
     """An exporter of a simulated host with its storage, in one process and by the host's clock."""
 
     def __init__(
-        self,
-        path: Path,
-        host: Host,
-        *,
-        machine: str = "machine-1",
-        retention: float = float("inf"),
-        size: float = float("inf"),
+        self, path: Path, host: Host, *, machine: str = "machine-1", retention: float = inf, size: float = inf
     ) -> None:
         self.path = path
         self.host = host
@@ -195,7 +184,7 @@ def names_in(path: Path) -> list[str]:
 def times_in(path: Path, host: str = "machine-1") -> list[float]:
     """Return the times of all readings, as a reader beside the exporter sees them."""
     with open_past(path, host) as past:
-        return [entry.time - EPOCH for entry in past.readings(0.0, float("inf"))]
+        return [entry.time - EPOCH for entry in past.readings(0.0, inf)]
 
 
 def moment_in(path: Path, at: float) -> Moment | None:

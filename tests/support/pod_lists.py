@@ -15,16 +15,12 @@ from tests.support.kubernetes_api import TOKEN
 
 
 def listed_pod(
-    name: str,
-    labels: Mapping[str, Any] | None = None,
-    *,
-    namespace: str = "ml",
-    made: str = "2026-01-01T00:00:00Z",
+    name: str, labels: Mapping[str, Any] | None = None, *, made: str = "2026-01-01T00:00:00Z"
 ) -> dict[str, Any]:
     """Return a pod as a kubelet lists it: with its containers, and their variables."""
     variables = [{"name": "PASSWORD", "value": "hunter2"}, {"name": "team", "value": "not the label"}]
     return {
-        "metadata": {"name": name, "namespace": namespace, "creationTimestamp": made, "labels": labels},
+        "metadata": {"name": name, "namespace": "ml", "creationTimestamp": made, "labels": labels},
         "spec": {"containers": [{"name": "main", "env": variables}], "nodeSelector": {"team": "none"}},
         "status": {"phase": "Running"},
     }

@@ -19,7 +19,6 @@ class Container(NamedTuple):
 
 @contextmanager
 def busybox_image(folder: Path) -> Iterator[str]:
-    """Make an image, and give its name."""
     require_root()
     for name in ("podman", "runc"):
         require_tool(name)

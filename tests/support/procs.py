@@ -75,7 +75,6 @@ class FakeProc:
         return self.root / f"{pid}/task/{pid}/stat"
 
     def hang(self, pid: int, name: str) -> Path:
-        """Make the read of a file hang until the test writes to it."""
         path = self.root / str(pid) / name
         path.unlink(missing_ok=True)
         os.mkfifo(path)

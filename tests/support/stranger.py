@@ -119,7 +119,6 @@ def descriptors(count: str) -> None:
 
 @contextmanager
 def strange(what: str, *arguments: str, user: int = USER) -> Iterator[subprocess.Popen[str]]:
-    """Have a user do something."""
     with TemporaryDirectory(prefix="stranger-", dir="/run") as name:
         Path(name).chmod(0o755)
         script = Path(name, "stranger.py")

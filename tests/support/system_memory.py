@@ -5,12 +5,8 @@ from pathlib import Path
 
 def write_host_memory(procfs: Path, *, total: int, available: int) -> None:
     """Write ``meminfo`` of a host, sizes in KiB."""
-    lines = {
-        "MemTotal": total,
-        "MemFree": available // 2,
-        "MemAvailable": available,
-        "Cached": available // 2,
-    }
+    half = available // 2
+    lines = {"MemTotal": total, "MemFree": half, "MemAvailable": available, "Cached": half}
     procfs.mkdir(parents=True, exist_ok=True)
     text = "".join(f"{name + ':':<15} {size:8} kB\n" for name, size in lines.items())
     (procfs / "meminfo").write_text(f"{text}HugePages_Total:       0\n", encoding="ascii")

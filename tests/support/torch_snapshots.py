@@ -44,7 +44,6 @@ class Heap:
         return address
 
     def release(self, address: int) -> None:
-        """Free an allocation."""
         size, frames = self.blocks.pop(address)
         self.now += 1000
         self.trace.append(self._event("free_requested", address, size, frames))

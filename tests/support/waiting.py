@@ -20,11 +20,7 @@ _T = TypeVar("_T")
 
 
 def wait_until(condition: Callable[[], _T], what: str, *, patience: float = PATIENCE) -> _T:
-    """Check until the condition is true, and return its value.
-
-    Raises:
-        TimeoutError: it has not become true; the message says what did not come.
-    """
+    """Check until the condition is true, and return its value; a TimeoutError says what did not come."""
     shortest, longest = _PAUSES
     deadline = (began := time.monotonic()) + patience
     while not (answer := condition()):

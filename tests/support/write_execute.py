@@ -49,11 +49,7 @@ def refuse_by_kernel() -> None:
 
 
 def refuse_by_filter() -> None:
-    """Give it up as systemd does before 254.
-
-    Raises:
-        RuntimeError: the numbers of the system calls of this processor are not known here.
-    """
+    """Give it up as systemd does before 254."""
     if platform.machine() != "x86_64":
         raise RuntimeError(f"no numbers of system calls for {platform.machine()}")
     code = [(_LOAD, 0, 0, _ARCHITECTURE), (_EQUAL, 1, 0, _X86_64), (_RETURN, 0, 0, _ALLOW)]

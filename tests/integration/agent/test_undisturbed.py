@@ -60,7 +60,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     python = require_frameworks()
     directory = tmp_path_factory.mktemp(request.param)
     program = directory / "program.py"
-    program.write_text(getattr(programs, request.param.upper()), encoding="utf-8")
+    program.write_text(programs.PREAMBLE + getattr(programs, request.param.upper()), encoding="utf-8")
     path = directory / "agent.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(path))

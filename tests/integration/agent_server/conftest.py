@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,8 +23,6 @@ EMPTY = Reading(time=1.0, monotonic=1.0, duration=0.1, boot_time=0.0)
 
 
 class Running:
-    """A running server."""
-
     def __init__(self, path: Path, procfs: Path) -> None:
         self.path = path
         self.clock = SimpleNamespace(now=module.boot_clock())
@@ -40,16 +37,11 @@ class Running:
 
     def inside(self, call: Callable[[], _T]) -> _T:
         """Call something in the event loop, the only place where the server may be used."""
-        done: Future[_T] = Future()
 
-        def run() -> None:
-            try:
-                done.set_result(call())
-            except BaseException as error:  # noqa: BLE001 it is the caller's
-                done.set_exception(error)
+        async def run() -> _T:
+            return call()
 
-        self._loop.call_soon_threadsafe(run)
-        return done.result(30)
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(30)
 
     @property
     def agents(self) -> tuple[Agent, ...]:

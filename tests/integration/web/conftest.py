@@ -1,7 +1,5 @@
 """A web configuration file, and the certificate that it may name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 Nothing here repeats a number of ``alerts/thresholds.yml``: with other thresholds these are other nodes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -38,7 +36,6 @@ def boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
 
 
 def exporter_boundaries(t: Thresholds) -> list[Boundary]:
-    """Return the boundaries of the alerts about the exporter."""
     blind, success = series("host_pid_namespace"), series("collector_success", collector="x")
     skew, losing = t["clock_skew"], t["lost_scrapes_share"]
     failing = 'prometheus_rule_{}_total{{NODE,rule_group="/etc/x.rules.yml;vramledger-growth"}}'
@@ -91,10 +88,7 @@ def exporter_boundaries(t: Thresholds) -> list[Boundary]:
             for sign in (-1, 1)
         ),
         *(
-            changes(
-                "VramLedgerSeriesDropped-info", f"{what} shown", on_gpu(f"{what}_dropped"),
-                0, 1,
-            )
+            changes("VramLedgerSeriesDropped-info", f"{what} shown", on_gpu(f"{what}_dropped"), 0, 1)
             for what in ("processes", "owners")
         ),
         between("VramLedgerAgentSilent-info", "speaks", silent, math.inf, 5, begins=5),
@@ -107,10 +101,8 @@ def _losing(share: float) -> Node:
 
 
 def device_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
-    """Return the boundaries of the alerts about devices and reservations."""
     up, hidden = on_gpu("device_up"), on_gpu("device_hidden_holders")
     full, limit = 100 * (1 - t["nearly_full_free_share"]), 100 * t["limit_share"]
-    filling = "GpuMemoryFilling-warning"
 
     def near_limit(used: float) -> Node:
         return Node([Holder(7, 30)], extra=limited(used))
@@ -129,10 +121,7 @@ def device_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundar
             "GpuMemoryNearlyFull-info", "nearly_full_free_share", holding(Holder(7, 0)),
             full - SLIGHTLY, full + SLIGHTLY,
         ),
-        *_filling(
-            filling, 30, waits[filling], ("filling_within", t["filling_within"]),
-            ("filling_free_share", 100 * t["filling_free_share"]),
-        ),
+        *_filling(t, waits, agent=False),
         *_unattributed(t),
         *_hardware(t),
         shown("GpuHiddenHolder-info", "listed", hidden, 0, 1),
@@ -149,9 +138,6 @@ def _hardware(t: Thresholds) -> list[Boundary]:
 
     def counting(rule: str, name: str, **label: object) -> Boundary:
         return changes(rule, "rises", on_gpu(name, 0, **label), 4, 5, 30)
-
-    def flag(rule: str, name: str) -> Boundary:
-        return changes(rule, "set", on_gpu(name), 0, 1)
 
     def with_xid(code: int) -> Node:
         name = on_gpu("device_xid_errors_total", xid=code)
@@ -170,7 +156,7 @@ def _hardware(t: Thresholds) -> list[Boundary]:
         counting("GpuXidError-warning", "device_xid_errors_total", xid=94),
         between("GpuXidError-warning", "fault_xids", with_xid, 13, 79, begins=30),
         counting("GpuEccUncorrectable-warning", "device_ecc_errors_total", type="uncorrected"),
-        flag("GpuResetRequired-page", "device_reset_required"),
+        changes("GpuResetRequired-page", "set", on_gpu("device_reset_required"), 0, 1),
         *(
             Boundary(
                 f"GpuResetRequired-{severity}", wanted,
@@ -181,8 +167,8 @@ def _hardware(t: Thresholds) -> list[Boundary]:
                 ("warning", "drain_p2p"), ("warning", "other"),
             )
         ),
-        flag("GpuRowRemapFailed-warning", "device_row_remap_failed"),
-        flag("GpuGhost-warning", "device_ghost"),
+        changes("GpuRowRemapFailed-warning", "set", on_gpu("device_row_remap_failed"), 0, 1),
+        changes("GpuGhost-warning", "set", on_gpu("device_ghost"), 0, 1),
         *(
             Boundary("GpuReservedUnused-warning", what, granting(*quiet), granting(*fires), unused)
             for what, quiet, fires in (
@@ -194,21 +180,15 @@ def _hardware(t: Thresholds) -> list[Boundary]:
     ]  # fmt: skip
 
 
-def _filling(  # noqa: PLR0913 each differs
-    rule: str,
-    begins: float,
-    wait: float,
-    within: tuple[str, float],
-    part: tuple[str, float],
-    *,
-    agent: bool = False,
-) -> list[Boundary]:
-    """Return the boundaries of a device that fills: name and seconds, and name and free GiB of 100.
-
-    With ``agent`` it is slow, so that the rule about the fastest growth says nothing meanwhile.
-    """
-    (time, seconds), (share, free) = within, part
-    rate, after = 60 * free / seconds, begins + wait + 2
+def _filling(t: Thresholds, waits: Mapping[str, float], *, agent: bool) -> list[Boundary]:
+    """Return the boundaries of a device that fills, with an agent so slowly that no other rule says it."""
+    if agent:
+        rule, time, share, begins = "GpuMemoryAboutToFill-page", "fill_within", "fill_used_share", 45
+        free = 100 - 100 * t[share]
+    else:
+        rule, time, share, begins = "GpuMemoryFilling-warning", "filling_within", "filling_free_share", 30
+        free = 100 * t[share]
+    rate, after = 60 * free / t[time], begins + waits[rule] + 2
 
     def in_time(crosses: float) -> Node:
         # Half of what may be free is left when the time is; so slow that it was never more.
@@ -336,7 +316,6 @@ def state_boundaries(t: Thresholds) -> list[Boundary]:
 
 
 def idle_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
-    """Return the boundaries of the alerts about unused memory."""
     idle = Holder(7, 30, "idle", sm=None)
     ledger = replace(idle, notebook="a.ipynb")
     return [
@@ -450,7 +429,6 @@ def _short(t: Thresholds, wait: float) -> list[Boundary]:
 
 
 def framework_boundaries(t: Thresholds) -> list[Boundary]:
-    """Return the boundaries of the alerts about allocators."""
     # In whole bytes, so that no difference is rounded.
     share, free = math.ceil(100 * GIB * t["cache_share"]) / GIB, 100 * t["filling_free_share"]
     tiny = (
@@ -467,9 +445,7 @@ def framework_boundaries(t: Thresholds) -> list[Boundary]:
             "GpuFrameworkCacheHigh-info", "cache_factor",
             Node([torch(third + BYTE, 50)]), Node([torch(third - BYTE, 50)]),
         ),
-        Boundary(
-            "GpuFrameworkCacheHigh-warning", "cache_share", Node([less, more]), Node([cache, more]),
-        ),
+        Boundary("GpuFrameworkCacheHigh-warning", "cache_share", Node([less, more]), Node([cache, more])),
         Boundary(
             "GpuFrameworkCacheHigh-warning", "filling_free_share",
             Node([cache, fewer]), Node([cache, hardly]),
@@ -522,9 +498,7 @@ def _counters(t: Thresholds) -> list[Boundary]:
 
 
 def growth_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
-    """Return the boundaries of the alerts about growth."""
     leak, growing = "GpuMemoryLeakSuspected-warning", "GpuMemoryGrowing-warning"
-    fills = "GpuMemoryAboutToFill-page"
 
     def slope(share: float, span: float, *, agent: bool) -> list[Node]:
         rates = [100 * share / span * (1 + by) for by in (-NEARLY, NEARLY)]
@@ -548,10 +522,7 @@ def growth_boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundar
             leak, "growth_steady", levelling(t["growth_steady"] * (1 - NEARLY)),
             levelling(t["growth_steady"] * (1 + NEARLY)), None, 50,
         ),
-        *_filling(
-            fills, 45, waits[fills], ("fill_within", t["fill_within"]),
-            ("fill_used_share", 100 - 100 * t["fill_used_share"]), agent=True,
-        ),
+        *_filling(t, waits, agent=True),
     ]  # fmt: skip
 
 
@@ -565,7 +536,6 @@ def _always_for(minutes: float) -> Callable[[float], float]:
 
 
 def job_boundaries(t: Thresholds) -> list[Boundary]:
-    """Return the boundaries of the alerts about ranks that wait."""
     table = []
     for rule, threshold, other in (
         ("GpuJobHung-page", "hung_after", "stopped"),

@@ -1,7 +1,5 @@
 """A boundary of an alert, and the ways to make one: what ``boundaries.py`` is a table of."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Situations of exporters, devices, drivers, reservations and Prometheus."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Situations of memory that grows and fills a device, and of frameworks' pools and counters."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from random import Random

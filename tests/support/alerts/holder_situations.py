@@ -1,7 +1,5 @@
 """Situations of what programs hold: idle, orphaned, dead, and in jobs of several ranks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -314,7 +312,6 @@ def rank(number: int, state: str | Callable[[float], str] = "active", **more: ob
 
 
 def waiting(number: int, since: Values = WAITS, **more: object) -> Holder:
-    """Return a rank that waits for another one."""
     return rank(number, **{"waiting": since, **more})  # type: ignore[arg-type]
 
 
@@ -329,7 +326,6 @@ def turning(state: str) -> Callable[[float], str]:
 
 
 def of_two(*holders: Holder, **more: object) -> Node:
-    """Return a node with two GPUs."""
     return Node(holders, gpus=2, **more)  # type: ignore[arg-type]
 
 

@@ -23,7 +23,6 @@ from vramledger.model.snapshot import (
     AgentSnapshot,
     DeviceSnapshot,
     Grade,
-    Holding,
     Ledger,
     OwnerUsage,
     OwnerUsageTotals,
@@ -45,12 +44,10 @@ Values = float | Callable[[float], float | None] | None
 
 
 def value_at(values: Values, minute: float) -> float | None:
-    """Return the value at a minute."""
     return values(minute) if callable(values) else values
 
 
 def changing_at(minute: float, before: float | None, after: float | None) -> Callable[[float], float | None]:
-    """Return values that change at a minute."""
     return lambda now: before if now < minute else after
 
 
@@ -91,8 +88,6 @@ class Holder:
 
 @dataclass(frozen=True)
 class Node:
-    """A host with GPUs."""
-
     holders: Collection[Holder] = ()
     gpus: int = 1
     total: float = 100  # GiB of each device
@@ -108,16 +103,14 @@ class Node:
     every: int = STEP  # seconds from one scrape to the next, a multiple of STEP
 
     def series(self, minutes: float) -> list[dict[str, str]]:
-        """Return the node's series over so many minutes as promtool takes them.
-
-        A page is rendered for every moment at which a value is another one.
-        """
+        """Return the node's series over so many minutes as promtool takes them."""
         target = f'job="vramledger",instance="{self.instance}"'
         extra = {_key(name.replace("NODE", target)): values for name, values in self.extra.items()}
         named = {_key(name.replace("NODE", target)): name.replace("NODE", target) for name in self.extra}
         renderer, pages = Renderer(_FAMILIES), dict[object, dict[_Key, str]]()
         found: dict[_Key, Written] = {}
-        for step in range(int(minutes * 60 / self.every) + 1):
+        slots = int(minutes * 60 / self.every) + 1
+        for step in range(slots):
             minute = step * self.every / 60
             up = not self.missing(minute)
             values: dict[_Key, str] = {}
@@ -136,17 +129,15 @@ class Node:
             values.pop(target_up, None)
             if known is not None:  # Prometheus has the target
                 values[target_up] = f"{known:.17g}"
-            for key, text in values.items():
-                labelled = key if self.relabel is None else self._relabelled(key, minute)
-                written = found.get(labelled)
+            for (name, labels), text in values.items():
+                if self.relabel is not None:
+                    labels = frozenset(self.relabel(minute, dict(labels)).items())  # noqa: PLW2901
+                written = found.get((name, labels))
                 if written is None:
-                    written = found[labelled] = Written(step)
+                    written = found[name, labels] = Written(step)
                 written.note(step, text)
         return [
-            {
-                "series": named.get(key) or _text(key),
-                "values": _apart(each.text(int(minutes * 60 / self.every) + 1), self.every // STEP),
-            }
+            {"series": named.get(key) or _text(key), "values": _apart(each.text(slots), self.every // STEP)}
             for key, each in found.items()
         ]
 
@@ -160,11 +151,6 @@ class Node:
             *(f"{name} {value:.17g}" for name, value in given.items() if value is not None),
             f"{_STAMP} {minute * 60:.17g}",
         ]
-
-    def _relabelled(self, key: _Key, minute: float) -> _Key:
-        name, labels = key
-        assert self.relabel is not None
-        return name, frozenset(self.relabel(minute, dict(labels)).items())
 
     def _state(self, minute: float) -> tuple[_NodeState, tuple[tuple[Holder, _HolderState], ...]]:
         """Return every value that there is at a minute."""
@@ -283,23 +269,11 @@ def _device(gpu: int, node: _NodeState, holders: Sequence[tuple[Holder, _HolderS
         owned.setdefault((holder.owner_type, holder.owner), Counter())[kind] += state.held
         since, active = state.since * 60, None if state.last_active is None else state.last_active * 60
         waiting = None if state.waiting is None else state.waiting * 60
-        holdings.append(
-            Holding(
-                pid=holder.pid,
-                start=1,
-                memory=state.memory,
-                peak=state.memory,
-                kinds="C",
-                state=kind,
-                since=since,
-                why="",
-                sm=state.sm,
-                last_active=active,
-                grade=holder.grade,
-                uncharged=state.uncharged,
-                busy_without_work_since=waiting,
-            )
+        seen = builders.holding(
+            holder.pid, state.memory, kind, uncharged=state.uncharged, sm=state.sm, last_active=active, why=""
         )
+        said = replace(seen, start=1, since=since, grade=holder.grade, working=None)
+        holdings.append(replace(said, busy_without_work_since=waiting))
     held[State.UNKNOWN] += round(node.unknown * GIB)
     total, unattributed = round(node.total * GIB), round(node.unattributed * GIB)
     states = {state: held[state] for state in State}
@@ -337,10 +311,8 @@ def _agent(holder: Holder, state: _HolderState) -> AgentSnapshot:
 
 
 def _figure(family: str) -> str:
-    """Return the agent's name for the figure of a family."""
     return family.partition("_")[2].removesuffix("_bytes").removesuffix("_total")
 
 
 def uuid(gpu: int) -> str:
-    """Return the UUID of a device of the simulated node."""
     return f"GPU-0000000{gpu}-0000-4000-8000-000000000000"

@@ -1,7 +1,5 @@
 """What situations are made of: series, values over time, changes of labels, and holders."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -22,7 +20,6 @@ def series(name: str, **labels: object) -> str:
 
 
 def on_gpu(name: str, gpu: int = 0, **labels: object) -> str:
-    """Return a series of a device of a node."""
     return series(name, **{"gpu": gpu, "uuid": uuid(gpu), **labels})
 
 
@@ -59,12 +56,10 @@ def sawtooth(minute: float) -> float:
 
 
 def until(minute: float, values: Values) -> Values:
-    """Return values that end at a minute."""
     return lambda now: value_at(values, now) if now < minute else None
 
 
 def gone(begin: float, end: float, values: Values = 1) -> Callable[[float], float | None]:
-    """Return values that are absent for some minutes."""
     return lambda minute: None if begin <= minute < end else value_at(values, minute)
 
 
@@ -87,7 +82,6 @@ def relapsing(begin: float, end: float, period: float, short: float = 1) -> Valu
 
 
 def with_labels(**labels: str) -> Relabel:
-    """Return labels with some more, or others."""
     return lambda _, given: {**given, **labels}
 
 

@@ -1,7 +1,5 @@
 """The alerts that fire on given series, by the real promtool and the real rules."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -41,8 +39,6 @@ _FAILED = re.compile(r"alertname: ?(\w+), time: ?(\w+),")
 
 
 class Alert(NamedTuple):
-    """An alert that fires."""
-
     name: str
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
@@ -59,7 +55,6 @@ def rules() -> list[dict[str, Any]]:
 
 
 def alert_names() -> list[str]:
-    """Return the name of every alert, each once."""
     return list(dict.fromkeys(rule["alert"] for rule in rules() if "alert" in rule))
 
 
@@ -148,8 +143,7 @@ def firing(
             for labels, texts in re.findall(r"Labels: ?\{(.*?)\}\s*\n\s*Annotations: ?\{(.*)\}", got):
                 found.append(Alert(failed[1], _pairs(labels), _pairs(texts)))
     if output.strip() and not found:
-        message = f"promtool failed otherwise:\n{output}"
-        raise AssertionError(message)
+        raise AssertionError(f"promtool failed otherwise:\n{output}")
     return found
 
 
@@ -175,12 +169,9 @@ def expect(
     folder: Path, series: Sequence[Mapping[str, str]], minute: float, samples: Mapping[str, float]
 ) -> str:
     """Compare queries that give one sample each with the expected values; return the complaints."""
+    at = f"{round(minute * 60)}s"
     tests = [
-        {
-            "expr": f"sum({query})",
-            "eval_time": f"{round(minute * 60)}s",
-            "exp_samples": [{"labels": "{}", "value": value}],
-        }
+        {"expr": f"sum({query})", "eval_time": at, "exp_samples": [{"labels": "{}", "value": value}]}
         for query, value in samples.items()
     ]
     without_texts = folder / "evaluated.rules.json"

@@ -1,8 +1,6 @@
 """The shipped rules by their names, their thresholds and waits, and a node on which each of them fires."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +36,6 @@ def watched_for(boundary: Boundary) -> float:
     return (boundary.begins or 0) + WAITS[boundary.rule] + boundary.minutes
 
 
-def first_of_each_rule(table: Iterable[Boundary] = TABLE, within: float = 45) -> dict[str, Boundary]:
+def first_of_each_rule(within: float) -> dict[str, Boundary]:
     """Return the first boundary of each rule that fires within so many minutes."""
-    return {each.rule: each for each in reversed([*table]) if watched_for(each) <= within}
+    return {each.rule: each for each in reversed(TABLE) if watched_for(each) <= within}

@@ -1,9 +1,7 @@
 """A situation: what there is on a node or two, and all that is told of it; and the evaluation of many."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -31,7 +29,7 @@ class Situation:
     minutes: float = 120
     beside: Node | None = None
 
-    def apart(self) -> Situation:
+    def apart(self) -> "Situation":
         """Return the situation in a cluster of its own, where its nodes may have the names of others'."""
         own = with_labels(cluster=self.wanted)
         beside = self.beside and replace(self.beside, relabel=own)
@@ -42,15 +40,13 @@ Told = Mapping[str, Mapping[str, list[float]]]
 """At which minutes each alert fires, by its labels."""
 
 
-def what_is_told(
-    situations: Sequence[Situation], folder: Path, version: str, *, everything: bool = False
-) -> Sequence[Told]:
+def what_is_told(situations: Sequence[Situation], folder: Path, version: str) -> Sequence[Told]:
     """Return what is told of each situation, by a Prometheus that watches them all."""
     nodes = {f"n{number}": (each.node, each.minutes) for number, each in enumerate(situations)}
     nodes |= {f"n{at}b": (each.beside, each.minutes) for at, each in enumerate(situations) if each.beside}
     times = range(round(max(each.minutes for each in situations)) + 1)
     found: list[dict[str, dict[str, list[float]]]] = [{} for _ in situations]
-    manager = Manager(STEP, everything=everything)
+    manager = Manager(STEP)
     for key, seen in alerts_over_time(nodes, times, folder, version, manager).items():
         labels = dict(key)
         name = labels.get("instance", "")
@@ -82,14 +78,10 @@ def complaints(situation: Situation, told: Told) -> list[str]:
             begins = float(each[2]) <= minutes[0] <= float(each[3])
             if not begins or not ends[0] <= minutes[-1] <= ends[1]:
                 found.append(f"{each[0]}: {spans[own]}")
-            if _paused(minutes):
+            if any(after - before > STEP / 60 for before, after in pairwise(minutes)):
                 found.append(f"{each[0]} pauses: {minutes}")
     return found + [
         f"{alert}: {minutes[0]} to {minutes[-1]}: {own}"
         for alert, of in left.items()
         for own, minutes in of.items()
     ]
-
-
-def _paused(minutes: Iterable[float]) -> bool:
-    return any(after - before > STEP / 60 for before, after in pairwise(minutes))

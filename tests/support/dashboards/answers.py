@@ -52,11 +52,7 @@ def processes(engine: Engine, ahead: float) -> list[dict[str, str]]:
 
 
 def answers(engine: Engine, ahead: float = 0.0) -> Iterator[Answer]:
-    """Yield the answer to every query; about a device or process, that for the one of which most is known.
-
-    Raises:
-        AssertionError: a query is refused, be it for one device or process alone.
-    """
+    """Yield the answer to every query; about a device or process, that for the one of which most is known."""
     uuids = [{"uuid": uuid} for uuid in devices(engine, ahead)]
     pids = processes(engine, ahead)
     for asked in all_queries():

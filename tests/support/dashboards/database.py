@@ -10,7 +10,7 @@ import struct
 import urllib.request
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from math import ceil
 from operator import itemgetter
@@ -20,10 +20,10 @@ from typing import Any
 from tests.support.dashboards.nodes import NOW, SCRAPE, Page
 from tests.support.faults import rules
 from tests.support.faults.evaluation import Manager, answers
-from tests.support.fleet.engines import Engine, running
+from tests.support.fleet import engines
+from tests.support.fleet.engines import Engine
 from tests.support.host.model import EPOCH
 from tests.support.host.series import Trace
-from tests.support.ports import free_port
 from vramledger_agent.commands.parser import parse_duration
 
 STEP = 60.0
@@ -215,26 +215,14 @@ def prometheus(program: Path, home: Path, samples: Samples) -> Iterator[Engine]:
         yield engine
 
 
-@contextmanager
-def empty_prometheus(program: Path, home: Path) -> Iterator[Engine]:
-    home.mkdir(parents=True, exist_ok=True)
-    (home / "prometheus.yml").write_text("global: {}\n", encoding="ascii")
-    port = free_port()
-    files = (f"--config.file={home / 'prometheus.yml'}", f"--storage.tsdb.path={home / 'data'}")
-    listening = (f"--web.listen-address=127.0.0.1:{port}", "--web.enable-remote-write-receiver")
-    command: list[str | Path] = [program, *files, *listening]
-    with running(command, home, f"http://127.0.0.1:{port}") as engine:
-        yield engine
+def empty_prometheus(program: Path, home: Path) -> AbstractContextManager[Engine]:
+    return engines.prometheus(program, home, {"global": {}}, "--web.enable-remote-write-receiver")
 
 
 def ask(  # noqa: PLR0913 what a panel asks
     engine: Engine, expression: str, *, instant: bool, span: float, ahead: float = 0.0, step: float = 60.0
 ) -> list[Any]:
-    """Return the series of a query as a panel would ask it at "now", over a time range.
-
-    Raises:
-        AssertionError: Prometheus refuses the query.
-    """
+    """Return the series of a query as a panel would ask it at "now", over a time range; none is refused."""
     if instant:
         answer = engine.get("/api/v1/query", query=expression, time=str(NOW + ahead))
     else:

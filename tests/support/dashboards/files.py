@@ -61,6 +61,5 @@ CHOICES = {
 
 
 def substitute_variables(expr: str, **chosen: str) -> str:
-    """Return a query as Grafana sends it."""
     values: Mapping[str, str] = {**INTERVALS, **CHOICES, **chosen}
     return re.sub(r"\$(__\w+|[a-z]\w*)", lambda found: values[found[1]], expr)

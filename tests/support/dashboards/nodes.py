@@ -170,8 +170,6 @@ def _sensors(now: float) -> Mapping[str, HardwareValue]:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A simulated node."""
-
     name: str  # its ``instance``
     build: Callable[[Random], Scene]  # the scenario
     seed: int = 1  # its variation
@@ -179,26 +177,26 @@ class Node:
     weather: Weather = field(default_factory=Weather)  # what happens between its exporter and Prometheus
 
 
+FAULTY = {scenario.name: scenario.build for scenario in faulty.FAULTY}
+
 NODES = (
     Node("hoarder", faulty.hoarder_while_short, prepare=with_agents),
     Node("pod", faulty.pod_ended, 2, prepare=with_scheduler),
     Node("leak", faulty.gradients_kept, 2, prepare=with_errors),
     Node("large-moment", faulty.one_large_moment, 2, prepare=with_agents),
-    Node("tensorflow", faulty.tensorflow_shared, prepare=with_agents),
-    Node("jax", faulty.jax_shared, prepare=with_limits),
-    Node("fragmented", faulty.fragmented, prepare=with_agents),
-    Node("out-of-memory", faulty.out_of_memory, prepare=with_agents),
-    Node("agent-silent", faulty.agent_silent, prepare=with_agents),
+    Node("tensorflow", FAULTY["tensorflow-shared"], prepare=with_agents),
+    Node("jax", FAULTY["jax-shared"], prepare=with_limits),
+    *(
+        Node(name, FAULTY[name], prepare=with_agents)
+        for name in ("fragmented", "out-of-memory", "agent-silent")
+    ),
     Node("notebook", faulty.idle_notebook, 3),
     Node("orphan", faulty.orphaned, 3),
-    Node("dead", faulty.dead),
-    Node("zombie", faulty.zombie),
-    Node("stopped", faulty.stopped),
-    Node("unattributed", faulty.unattributed),
     Node("hidden", faulty.hidden_holder),
-    Node("blind", faulty.blind),
-    Node("device-lost", faulty.device_lost),
-    Node("driver-lost", faulty.driver_lost),
+    *(
+        Node(name, FAULTY[name])
+        for name in "dead zombie stopped unattributed blind device-lost driver-lost".split()
+    ),
     Node("down", healthy.training, weather=Weather(down=((END - 1200, inf),))),
     Node("stalled", healthy.training, 2, weather=Weather(stalled=END - 1200)),
     Node("released", healthy.nobody, prepare=release),
@@ -216,7 +214,6 @@ RECORDED = {**dict.fromkeys(_AS_IT_WAS, 1.0), recorded.FAULTS: recorded.STRETCH}
 
 
 def simulated_pages(node: Node) -> Iterator[Page]:
-    """Yield what Prometheus would scrape of a simulated node."""
     random = Random(f"{node.name}/{node.seed}")  # noqa: S311 it is chance for tests
     host = node.build(random).build(random, SCRAPE)
     for gpu in host.gpus:

@@ -32,7 +32,6 @@ def increases(samples: Samples, name: str, begin: float, end: float, **matching:
 
 
 def by_label(found: Values, label: str) -> dict[str, float]:
-    """Return the sums over the values of a label."""
     sums: dict[str, float] = {}
     for labels, value in found.items():
         key = dict(labels).get(label, "")

@@ -4,8 +4,6 @@ Debian's build opens its default templates at a fixed path, whatever the configu
 not there, the program gets a view of the file system of its own in which they are.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import urllib.error

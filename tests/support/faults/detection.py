@@ -1,7 +1,5 @@
 """Score the alerts: precision, recall and time to detect, and the alerts of a day of healthy work."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -31,8 +29,6 @@ _WITHOUT_PID = frozenset(
 
 @dataclass(slots=True)
 class Score:
-    """The result of an alert."""
-
     planted: int = 0  # variations in which it had to fire
     found: int = 0  # those in which it did, in time
     right: int = 0  # firings in variations whose label allows them
@@ -146,12 +142,9 @@ def _rightly(run: Run, firing: Firing) -> bool:
 
 
 def _of(run: Run, firing: Firing) -> str:
-    return f"{run.scenario}/{run.seed}: {_told(firing)}"
-
-
-def _told(firing: Firing) -> str:
     about = {name: firing.labels[name] for name in ("gpu", "pid", "source", "owner") if name in firing.labels}
-    return f"{firing.severity} {firing.alert} {about} from {firing.begin:.0f} to {firing.end:.0f} s"
+    told = f"{firing.severity} {firing.alert} {about} from {firing.begin:.0f} to {firing.end:.0f} s"
+    return f"{run.scenario}/{run.seed}: {told}"
 
 
 def alert_table(verdict: Verdict, runs: Sequence[Run]) -> str:

@@ -4,13 +4,11 @@ They are the cases that somebody else found, each as a distribution. With ``--dr
 runs them, with seeds that no threshold has seen.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from random import Random
 
-from tests.support.faults.exporters import _says, reserved_unused, stuck
+from tests.support.faults.exporters import reserved_unused, shows, stuck
 from tests.support.faults.faulty import hoarder
 from tests.support.faults.jobs import (
     checkpoints,
@@ -21,7 +19,7 @@ from tests.support.faults.jobs import (
     server_at_night,
     weather,
 )
-from tests.support.faults.scene import HOUR, MINUTE, Build, Scenario, Scene, card, process, share
+from tests.support.faults.scene import HOUR, MINUTE, Build, Scenario, Scene, card, named, process, share
 from tests.support.host import programs
 from tests.support.host.model import MIB, Fault, Program
 from tests.support.host.programs import Held, Torch
@@ -117,9 +115,7 @@ def leak_of_days(random: Random) -> Scene:
         return base + noise * random.random() + a_day * max(0.0, age - onset) / (24 * HOUR)
 
     program = Torch(demand) if agent else Held(demand)
-    return Scene(
-        [gpu], [process(random, program, agent=agent, begin=0.0)], 48, onset, weather(random, 48)
-    )  # fmt: skip
+    return Scene([gpu], [process(random, program, agent=agent, begin=0.0)], 48, onset, weather(random, 48))
 
 
 # --- growth that ends by itself ----------------------------------------------------------------------------
@@ -227,10 +223,8 @@ def nomad_tasks(random: Random) -> Scene:
     owner = Owner("container", f"{random.getrandbits(48):012x}", container="x")
     grants = (Grant("nomad", "train/main/1f", (gpu.uuid(0),)),)
     program = Torch(_wave(random, share(gpu, 0.9)))
-    return Scene(
-        [gpu], [process(random, program, owner=owner)], weather=weather(random, 24),
-        schedulers=(Scheduler("nomad", ("*",), grants),),
-    )  # fmt: skip
+    job, nomad = process(random, program, owner=owner), Scheduler("nomad", ("*",), grants)
+    return Scene([gpu], [job], weather=weather(random, 24), schedulers=(nomad,))
 
 
 def rolling_reboots(random: Random) -> Scene:
@@ -305,10 +299,8 @@ def missing_after_reboot(random: Random) -> Scene:
     lost, onset = len(cards) - 1, random.uniform(0.5, 3) * HOUR
     back = onset + random.uniform(30, 1800)
     jobs = [process(random, Torch(_wave(random, share(each, 1))), each.index, end=onset) for each in cards]
-    return Scene(
-        cards, jobs, back / HOUR + 1, onset, Weather(0.0, ((onset, back),), (back,)),
-        faults=[Fault("device gone", onset, gpu=lost)],
-    )  # fmt: skip
+    sky, faults = Weather(0.0, ((onset, back),), (back,)), [Fault("device gone", onset, gpu=lost)]
+    return Scene(cards, jobs, back / HOUR + 1, onset, sky, faults)
 
 
 def died_between_scrapes(random: Random) -> Scene:
@@ -353,13 +345,6 @@ def hoarder_and_restarts(random: Random) -> Scene:
     return scene
 
 
-def _shown(name: str, series: str, before: float | None, after: float) -> Build:
-    """Return a fault that shows in one series, under a name of its own."""
-    build = _says(series, before, lambda _: after)
-    build.__name__ = name
-    return build
-
-
 _GROWS = (
     *GROWTH, *_TRUE, "GpuOutOfMemory", "GpuAllocatorRetries", "GpuMemoryFragmented", "GpuFrameworkCacheHigh",
 )  # fmt: skip
@@ -393,20 +378,17 @@ DRAWS = [
     _scenario(hoarder_and_restarts, "GpuMemoryHoarded", allows=_IDLE),
     replace(_scenario(stuck, "GpuMemoryStuck"), name="drawn-stuck"),
     replace(_scenario(reserved_unused, "GpuReservedUnused"), name="drawn-reserved-unused"),
-    _scenario(
-        _shown("drawn_xid", 'vramledger_device_xid_errors_total{GPU,xid="79"}', None, 1), "GpuXidError"
+    *(
+        _scenario(named(name, shows, series=f"vramledger_{series}", before=before, then=then), alert)
+        for name, series, before, then, alert in (
+            ("drawn_xid", 'device_xid_errors_total{GPU,xid="79"}', None, 1, "GpuXidError"),
+            ("drawn_ecc", 'device_ecc_errors_total{GPU,type="uncorrected"}', 7, 8, "GpuEccUncorrectable"),
+            ("rows_gone", "device_row_remap_failed{GPU}", 0, 1, "GpuRowRemapFailed"),
+            ("reset_wanted", 'device_recovery_action{GPU,action="gpu_reset"}', None, 1, "GpuResetRequired"),
+            ("ghost_device", "device_ghost{GPU}", 0, 1, "GpuGhost"),
+            ("socket_down", "agent_socket_up", 1, 0, "VramLedgerAgentSocketDown"),
+        )
     ),
-    _scenario(
-        _shown("drawn_ecc", 'vramledger_device_ecc_errors_total{GPU,type="uncorrected"}', 7, 8),
-        "GpuEccUncorrectable",
-    ),
-    _scenario(_shown("rows_gone", "vramledger_device_row_remap_failed{GPU}", 0, 1), "GpuRowRemapFailed"),
-    _scenario(
-        _shown("reset_wanted", 'vramledger_device_recovery_action{GPU,action="gpu_reset"}', None, 1),
-        "GpuResetRequired",
-    ),
-    _scenario(_shown("ghost_device", "vramledger_device_ghost{GPU}", 0, 1), "GpuGhost"),
-    _scenario(_shown("socket_down", "vramledger_agent_socket_up", 1, 0), "VramLedgerAgentSocketDown"),
     # --- healthy
     _scenario(cache_that_fills, allows=("GpuMemoryGrowing", "GpuMemoryLeakSuspected")),
     _scenario(longer_sequences, allows=("GpuMemoryGrowing", "GpuMemoryLeakSuspected")),

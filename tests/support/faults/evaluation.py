@@ -5,8 +5,6 @@ the marks of ended series exactly as a server does, a day in seconds. A test of 
 prints what it got, so a test a step that expects no alert tells which ones fire.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -49,8 +47,6 @@ Samples = dict[tuple[tuple[str, str], ...], list[float]]
 
 @dataclass(frozen=True, slots=True)
 class Manager:
-    """How rules are evaluated."""
-
     step: float  # seconds between two evaluations
     home: Path = rules.HOME  # the directory of the rules
     order: Sequence[str] = ()  # of the groups, all of them; as the files have them when empty
@@ -95,10 +91,7 @@ def ask(
 
 
 def answers(
-    queries: Iterable[tuple[str, int]],
-    series: Iterable[tuple[str, str]],
-    scratch: Path,
-    manager: Manager,
+    queries: Iterable[tuple[str, int]], series: Iterable[tuple[str, str]], scratch: Path, manager: Manager
 ) -> Iterator[tuple[float, str]]:
     """Yield what promtool finds for queries, each with its time, as the time and the line of its complaint.
 

@@ -1,7 +1,5 @@
 """Scenarios with a fault of the exporter itself, or between it and Prometheus."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
@@ -12,11 +10,12 @@ from tests.support.faults.scene import (
     HOUR,
     MINUTE,
     Build,
-    Scenario,
     Scene,
     after,
+    beside_a_job,
     card,
     hiccups,
+    named,
     plain,
     process,
     share,
@@ -27,14 +26,6 @@ from tests.support.host.model import Fault
 from tests.support.host.programs import Torch
 from tests.support.host.scrapes import Weather
 from vramledger.model.reading import Grant, Scheduler
-
-
-def absent(random: Random) -> Scene:
-    """A scrape configuration without the job: Prometheus knows no exporter any more."""
-    gpu = card(random)
-    onset = soon(random)
-    job = process(random, Torch(programs.steady(share(gpu, 0.5))))
-    return Scene([gpu], [job], hours=onset / HOUR + 0.5, onset=onset, weather=Weather(unknown=onset))
 
 
 def never_a_driver(random: Random) -> Scene:
@@ -53,14 +44,6 @@ def clock_wrong(random: Random) -> Scene:
     )
 
 
-def collector_failing(random: Random) -> Scene:
-    """A collector that gives no data from some moment on, while the others do."""
-    gpu = card(random)
-    onset = soon(random)
-    job = process(random, Torch(programs.steady(share(gpu, 0.5))))
-    return after(onset, random, [gpu], [job], 0.6, faults=[Fault("collector", onset, name="hidden")])
-
-
 def crowd(random: Random) -> Scene:
     """More holders on a card than the exporter shows one by one."""
     gpu = card(random)
@@ -70,36 +53,25 @@ def crowd(random: Random) -> Scene:
         process(random, Torch(programs.steady(size)), begin=0.0 if few else onset)
         for few in (True, True, True, False, False)
     ]
-    weather = hiccups(random)
-    weather.most = 4
-    return Scene([gpu], jobs, hours=onset / HOUR + 0.7, onset=onset, weather=weather)
+    scene = after(onset, random, [gpu], jobs, 0.7)
+    scene.weather.most = 4
+    return scene
 
 
-def _says(series: str, before: float | None, after: Callable[[float], float]) -> Build:
-    """Return a scene in which a series changes at some moment; ``GPU`` stands for the card's labels."""
+def shows(random: Random, series: str, before: float | None, then: float | Callable[[float], float]) -> Scene:
+    """Let a series change at some moment, once or by the time since; ``GPU`` stands for the card's labels."""
+    gpu = card(random)
+    onset = random.uniform(20, 50) * MINUTE
+    job = process(random, Torch(programs.steady(share(gpu, 0.5))))
+    scene = after(onset, random, [gpu], [job], 0.6)
 
-    def build(random: Random) -> Scene:
-        gpu = card(random)
-        onset = random.uniform(20, 50) * MINUTE
-        job = process(random, Torch(programs.steady(share(gpu, 0.5))))
-        weather = hiccups(random)
-        named = series.replace("GPU", f'gpu="{gpu.index}",uuid="{gpu.uuid(0)}"')
-        weather.says = {named: lambda now: before if now < onset else after(now - onset)}
-        return Scene([gpu], [job], hours=onset / HOUR + 0.6, onset=onset, weather=weather)
+    def value(now: float) -> float | None:
+        if now < onset:
+            return before
+        return then(now - onset) if callable(then) else then
 
-    return build
-
-
-def _one(_: float) -> float:
-    return 1.0
-
-
-def _four(_: float) -> float:
-    return 4.0
-
-
-def _none(_: float) -> float:
-    return 0.0
+    scene.weather.says = {series.replace("GPU", f'gpu="{gpu.index}",uuid="{gpu.uuid(0)}"'): value}
+    return scene
 
 
 def stuck(random: Random) -> Scene:
@@ -120,18 +92,17 @@ def reserved_unused(random: Random) -> Scene:
 
 _FAILING = 'prometheus_rule_evaluation_failures_total{rule_group="/etc/x.yml;vramledger-growth"}'
 
-_SAYS: dict[str, tuple[str, str, float | None, Callable[[float], float]]] = {
+_SHOWN: dict[str, tuple[str, str, float | None, float | Callable[[float], float]]] = {
     "rules-failing": ("VramLedgerRulesFailing", _FAILING, 0, lambda age: age // 30),
-    "storage-failing": ("VramLedgerStorageFailing", "vramledger_storage_up", 1, _none),
-    "agent-socket-down": ("VramLedgerAgentSocketDown", "vramledger_agent_socket_up", 1, _none),
-    "web-configuration-wrong": (
-        "VramLedgerWebConfigNotReloaded", "vramledger_web_config_last_reload_successful", 1, _none,
-    ),
-    "xid": ("GpuXidError", 'vramledger_device_xid_errors_total{GPU,xid="94"}', None, _one),
-    "ecc": ("GpuEccUncorrectable", 'vramledger_device_ecc_errors_total{GPU,type="uncorrected"}', 3, _four),
-    "rows-used-up": ("GpuRowRemapFailed", "vramledger_device_row_remap_failed{GPU}", 0, _one),
-    "reset-required": ("GpuResetRequired", "vramledger_device_reset_required{GPU}", 0, _one),
-    "ghost": ("GpuGhost", "vramledger_device_ghost{GPU}", 0, _one),
+    "storage-failing": ("VramLedgerStorageFailing", "vramledger_storage_up", 1, 0),
+    "agent-socket-down": ("VramLedgerAgentSocketDown", "vramledger_agent_socket_up", 1, 0),
+    "web-configuration-wrong":
+        ("VramLedgerWebConfigNotReloaded", "vramledger_web_config_last_reload_successful", 1, 0),
+    "xid": ("GpuXidError", 'vramledger_device_xid_errors_total{GPU,xid="94"}', None, 1),
+    "ecc": ("GpuEccUncorrectable", 'vramledger_device_ecc_errors_total{GPU,type="uncorrected"}', 3, 4),
+    "rows-used-up": ("GpuRowRemapFailed", "vramledger_device_row_remap_failed{GPU}", 0, 1),
+    "reset-required": ("GpuResetRequired", "vramledger_device_reset_required{GPU}", 0, 1),
+    "ghost": ("GpuGhost", "vramledger_device_ghost{GPU}", 0, 1),
 }  # fmt: skip
 """Faults that show in one series: the alert, the series, its value before, and by the time since then."""
 
@@ -153,16 +124,24 @@ def skewed(build: Build) -> Build:
 
 EXPORTERS = [
     *(
-        Scenario(name, _says(series, before, after), (alert,), within=FOUND)
-        for name, (alert, series, before, after) in _SAYS.items()
+        plain(named(name, shows, series=series, before=before, then=then), alert, within=FOUND)
+        for name, (alert, series, before, then) in _SHOWN.items()
     ),
     plain(stuck, "GpuMemoryStuck", within=FOUND * 2),
     plain(reserved_unused, "GpuReservedUnused", within=FOUND),
-    replace(plain(absent, "VramLedgerAbsent", within=FOUND), alone=True),
+    # A scrape configuration without the job: Prometheus knows no exporter any more.
+    replace(
+        plain(beside_a_job("absent", 0.5, lambda at: Weather(unknown=at)), "VramLedgerAbsent", within=FOUND),
+        alone=True,
+    ),
     plain(never_a_driver, "VramLedgerSamplingFailed", within=FOUND),
     plain(clock_wrong, "VramLedgerClockSkew", within=FOUND),
-    # It looks back over two minutes.
-    plain(collector_failing, "VramLedgerCollectorFailing", within=FOUND * 2),
+    # One gives no data, while the others do; the alert looks back over two minutes.
+    plain(
+        beside_a_job("collector_failing", 0.6, lambda at: Fault("collector", at, name="hidden")),
+        "VramLedgerCollectorFailing",
+        within=FOUND * 2,
+    ),
     plain(crowd, "VramLedgerSeriesDropped", within=FOUND),
     plain(skewed(orphaned), "GpuMemoryOrphaned", allows=("GpuMemoryHoarded",), always=_SKEWED, within=FOUND),
     plain(skewed(hoarder), "GpuMemoryHoarded", always=_SKEWED, within=HOUR + FOUND),

@@ -1,7 +1,6 @@
 """Faulty scenarios: each with one planted fault, and the alerts that must find it, varied by seed."""
 
-from __future__ import annotations
-
+from dataclasses import replace
 from random import Random
 
 from tests.support.faults.scene import (
@@ -12,8 +11,10 @@ from tests.support.faults.scene import (
     Scenario,
     Scene,
     after,
+    beside_a_job,
     card,
     hiccups,
+    named,
     plain,
     process,
     share,
@@ -44,31 +45,14 @@ def _leaking(random: Random, *, agent: bool, kind: str) -> Scene:
     if kind == "native":
         still = programs.sawtooth(random, base, wave, random.uniform(0.3, 20))
         program = Torch(still, behind=lambda age: max(0.0, age - onset) * rate, seen=0.8)
-    end = onset + lasting + 10 * MINUTE if kind != "native" else onset + lasting * 0.97
-    return Scene(
-        [gpu], [process(random, program, agent=agent, end=end)], hours=end / HOUR + 0.2, onset=onset,
-        weather=hiccups(random),
-    )  # fmt: skip
+    lasts = lasting + 10 * MINUTE if kind != "native" else lasting * 0.97
+    job = process(random, program, agent=agent, end=onset + lasts)
+    return after(onset, random, [gpu], [job], lasts / HOUR + 0.2)
 
 
 def gradients_kept(random: Random) -> Scene:
     """Gradients, or the graph of a loss, are never freed: a little more with every step."""
     return _leaking(random, agent=True, kind="slope")
-
-
-def leak_seen_from_outside(random: Random) -> Scene:
-    """The same without an agent: the driver's figure alone rises."""
-    return _leaking(random, agent=False, kind="slope")
-
-
-def evaluations_kept(random: Random) -> Scene:
-    """An evaluation without no_grad keeps its outputs, with their graph, every time."""
-    return _leaking(random, agent=True, kind="stairs")
-
-
-def native_leak(random: Random) -> Scene:
-    """A library takes memory outside torch's pool: torch's own figures do not change."""
-    return _leaking(random, agent=True, kind="native")
 
 
 def growing_cache(random: Random) -> Scene:
@@ -85,10 +69,7 @@ def growing_cache(random: Random) -> Scene:
         0.3,
         limit=room,
     )
-    hours = (onset + lasting) / HOUR
-    return Scene(
-        [gpu], [process(random, program, agent=True)], hours=hours, onset=onset, weather=hiccups(random)
-    )
+    return after(onset, random, [gpu], [process(random, program, agent=True)], lasting / HOUR)
 
 
 def cycles_uncollected(random: Random) -> Scene:
@@ -107,10 +88,7 @@ def cycles_uncollected(random: Random) -> Scene:
         return base(age) + kept
 
     program = Torch(demand, limit=room)
-    hours = (onset + lasting) / HOUR
-    return Scene(
-        [gpu], [process(random, program, agent=True)], hours=hours, onset=onset, weather=hiccups(random)
-    )
+    return after(onset, random, [gpu], [process(random, program, agent=True)], lasting / HOUR)
 
 
 def leak_under_cache(random: Random) -> Scene:
@@ -129,10 +107,7 @@ def leak_under_cache(random: Random) -> Scene:
         return peak(age) + max(0.0, age - onset) * rate
 
     program = Torch(demand, limit=room)
-    return Scene(
-        [gpu], [process(random, program, agent=True)], hours=(onset + lasting) / HOUR, onset=onset,
-        weather=hiccups(random),
-    )  # fmt: skip
+    return after(onset, random, [gpu], [process(random, program, agent=True)], lasting / HOUR)
 
 
 def fragmented(random: Random) -> Scene:
@@ -141,12 +116,8 @@ def fragmented(random: Random) -> Scene:
     room = share(gpu, 1)
     onset = 30 * MINUTE
     need = room * random.uniform(0.25, 0.4)
-    program = Torch(
-        programs.lengths(random, need * 0.7, need),
-        spread=programs.until(onset, lambda _: 0.05, lambda _: 4.0),
-        limit=room,
-        seen=0.8,
-    )
+    spread = programs.until(onset, programs.steady(0.05), programs.steady(4.0))
+    program = Torch(programs.lengths(random, need * 0.7, need), spread=spread, limit=room, seen=0.8)
     return Scene([gpu], [process(random, program, agent=True)], hours=3, onset=onset, weather=hiccups(random))
 
 
@@ -154,22 +125,20 @@ def one_large_moment(random: Random) -> Scene:
     """One moment needs most of the card, then there is tiny work: torch keeps all of it."""
     gpu = card(random, size=random.choice([40_960, 81_559, 143_771]))
     onset = 20 * MINUTE
-    large, tiny = share(gpu, random.uniform(0.3, 0.8)), 33 * MIB
+    large, tiny, room = share(gpu, random.uniform(0.3, 0.8)), 33 * MIB, share(gpu, 1)
     program = Torch(
-        lambda age: large if onset < age < onset + 60 else tiny,
-        lambda _: 0.05,
-        seen=0.04,
-        limit=share(gpu, 1),
+        lambda age: large if onset < age < onset + 60 else tiny, lambda _: 0.05, seen=0.04, limit=room
     )
     return Scene([gpu], [process(random, program, agent=True)], hours=3.5, onset=onset)
 
 
-def _preallocated(random: Random, framework: str, part: float) -> Scene:
+def _preallocated(random: Random, framework: str) -> Scene:
+    """Let a framework take by its default what it can of a card that another user uses too."""
     gpu = card(random)
     onset = random.uniform(10, 40) * MINUTE
     first = Torch(programs.steady(share(gpu, random.uniform(0.03, 0.08))), seen=0.5)
     need = share(gpu, random.uniform(0.02, 0.08))
-    taken = share(gpu, 0.88) if framework == "tensorflow" else gpu.total * part
+    taken = share(gpu, 0.88) if framework == "tensorflow" else gpu.total * 0.75
     report = programs.tensorflow if framework == "tensorflow" else programs.jax
     greedy = Held(programs.steady(taken), report=report(programs.lengths(random, need * 0.5, need)))
     jobs = [
@@ -177,16 +146,6 @@ def _preallocated(random: Random, framework: str, part: float) -> Scene:
         process(random, greedy, framework=framework, begin=onset, command="mnist.py"),
     ]
     return Scene([gpu], jobs, hours=2.5, onset=onset, weather=hiccups(random))
-
-
-def tensorflow_shared(random: Random) -> Scene:
-    """TensorFlow by its default on a card that another user uses too."""
-    return _preallocated(random, "tensorflow", 0.0)
-
-
-def jax_shared(random: Random) -> Scene:
-    """JAX by its default on a card that another user uses too."""
-    return _preallocated(random, "jax", 0.75)
 
 
 def idle_notebook(random: Random) -> Scene:
@@ -219,18 +178,9 @@ def hoarder_in_pieces(random: Random) -> Scene:
     onset = random.uniform(30, 90) * MINUTE
     count = random.randint(10, 14)
     owner = Owner("pod", "team-a/sweep-3", namespace="team-a", pod="sweep-3")
-    jobs = [
-        process(
-            random,
-            Torch(
-                programs.steady(share(gpu, 0.85) / count),
-                programs.until(onset, lambda _: 0.8 / count, programs.idle),
-            ),
-            owner=owner,
-            agent=False,
-        )
-        for _ in range(count)
-    ]
+    size = programs.steady(share(gpu, 0.85) / count)
+    work = programs.until(onset, programs.steady(0.8 / count), programs.idle)
+    jobs = [process(random, Torch(size, work), owner=owner, agent=False) for _ in range(count)]
     return after(onset, random, [gpu], jobs, 3)
 
 
@@ -259,8 +209,8 @@ def _fate(random: Random, fate: Fate, owner: Owner | None = None) -> Scene:
     gpu = card(random)
     onset = soon(random)
     program = Torch(programs.steady(share(gpu, random.uniform(0.3, 0.8))))
-    job = process(random, program, signs=("multiprocessing",), agent=False, owner=owner)
-    job.fates[fate] = onset
+    fates = {fate: onset}
+    job = process(random, program, signs=("multiprocessing",), agent=False, owner=owner, fates=fates)
     return after(onset, random, [gpu], [job], 1.2)
 
 
@@ -272,21 +222,6 @@ def orphaned(random: Random) -> Scene:
 def pod_ended(random: Random) -> Scene:
     """A process whose pod has ended."""
     return _fate(random, "unowned", owner=Owner("pod", "team-a/job-9", namespace="team-a", pod="job-9"))
-
-
-def dead(random: Random) -> Scene:
-    """A pid that the driver lists and no process has."""
-    return _fate(random, "dead")
-
-
-def zombie(random: Random) -> Scene:
-    """A main thread that has ended while another thread lives on."""
-    return _fate(random, "zombie")
-
-
-def stopped(random: Random) -> Scene:
-    """A job under SIGSTOP that is never continued."""
-    return _fate(random, "stopped")
 
 
 def unattributed(random: Random) -> Scene:
@@ -318,38 +253,8 @@ def device_lost(random: Random) -> Scene:
     cards = [card(random, 0), card(random, 1)]
     onset = soon(random)
     jobs = [process(random, Torch(programs.steady(share(each, 0.5))), each.index) for each in cards]
-    return after(
-        onset,
-        random,
-        cards,
-        jobs,
-        1,
-        faults=[Fault("device lost", onset, gpu=1), Fault("xid", onset, gpu=1, number=79)],
-    )
-
-
-def driver_lost(random: Random) -> Scene:
-    """A driver that answers for no card any more."""
-    gpu = card(random)
-    onset = soon(random)
-    job = process(random, Torch(programs.steady(share(gpu, 0.5))))
-    return after(onset, random, [gpu], [job], 1, faults=[Fault("driver lost", onset)])
-
-
-def exporter_down(random: Random) -> Scene:
-    """An exporter that does not answer any more."""
-    gpu = card(random)
-    onset = soon(random)
-    job = process(random, Torch(programs.steady(share(gpu, 0.5))))
-    return Scene([gpu], [job], hours=onset / HOUR + 1, onset=onset, weather=Weather(down=((onset, 1e9),)))
-
-
-def sampling_stalled(random: Random) -> Scene:
-    """An exporter that always answers with the same old sample."""
-    gpu = card(random)
-    onset = soon(random)
-    job = process(random, Torch(programs.steady(share(gpu, 0.5))))
-    return Scene([gpu], [job], hours=onset / HOUR + 1, onset=onset, weather=Weather(stalled=onset))
+    faults = [Fault("device lost", onset, gpu=1), Fault("xid", onset, gpu=1, number=79)]
+    return after(onset, random, cards, jobs, 1, faults)
 
 
 def stray_context(random: Random) -> Scene:
@@ -436,55 +341,71 @@ _GROWS = (
 _IDLE = ("GpuMemoryGrowing", "GpuMemoryHoarded", "GpuMemoryHoardedWhileShort", "GpuMemoryNearlyFull")
 
 
-def _leak(build: Build, *expects: str, leak: bool = True) -> Scenario:
-    name = build.__name__.replace("_", "-")
-    return Scenario(name, build, expects, frozenset(_GROWS), leak=leak)
+def _leak(build: Build, expects: str = "GpuMemoryLeakSuspected") -> Scenario:
+    return replace(plain(build, expects, allows=_GROWS), leak=True)
 
 
 FAULTY = [
-    _leak(gradients_kept, "GpuMemoryLeakSuspected"),
-    _leak(leak_seen_from_outside, "GpuMemoryGrowing"),
-    _leak(evaluations_kept, "GpuMemoryLeakSuspected"),
-    _leak(native_leak, "GpuMemoryLeakSuspected"),
-    _leak(growing_cache, "GpuMemoryLeakSuspected"),
-    _leak(cycles_uncollected, "GpuMemoryLeakSuspected"),
-    _leak(leak_under_cache, "GpuMemoryLeakSuspected"),
-    _leak(published_resnet, "GpuMemoryLeakSuspected"),
+    _leak(gradients_kept),
+    # The same without an agent: the driver's figure alone rises.
+    _leak(named("leak_seen_from_outside", _leaking, agent=False, kind="slope"), "GpuMemoryGrowing"),
+    # An evaluation without no_grad keeps its outputs, with their graph, every time.
+    _leak(named("evaluations_kept", _leaking, agent=True, kind="stairs")),
+    # A library takes memory outside torch's pool: torch's own figures do not change.
+    _leak(named("native_leak", _leaking, agent=True, kind="native")),
+    _leak(growing_cache),
+    _leak(cycles_uncollected),
+    _leak(leak_under_cache),
+    _leak(published_resnet),
     plain(
         fragmented, "GpuMemoryFragmented", "GpuAllocatorRetries",
         allows=(*_FULL, "GpuFrameworkCacheHigh", "GpuOutOfMemory", "GpuMemoryGrowing"),
     ),
     plain(one_large_moment, "GpuFrameworkCacheHigh", allows=("GpuMemoryFragmented", *_FULL)),
-    plain(tensorflow_shared, "GpuMemoryPreallocatedShared", allows=_FULL),
-    plain(jax_shared, "GpuMemoryPreallocatedShared", allows=_FULL),
+    *(
+        plain(
+            named(f"{framework}_shared", _preallocated, framework=framework),
+            "GpuMemoryPreallocatedShared", allows=_FULL,
+        )
+        for framework in ("tensorflow", "jax")
+    ),
     plain(published_mnist, "GpuMemoryPreallocatedShared", allows=_FULL),
     # Its results grow with every cell before it is left.
     plain(idle_notebook, "GpuNotebookIdle", allows=_IDLE, always=("GpuMemoryGrowing",), within=3700),
     plain(hoarder, "GpuMemoryHoarded", allows=_IDLE, within=3700),
     plain(hoarder_in_pieces, "GpuMemoryHoardedInPieces", allows=_IDLE, within=3700),
     # It has taken 99.7 % of the card before it idles.
-    plain(
-        published_backend, "GpuMemoryHoarded", allows=_IDLE, always=("GpuMemoryNearlyFull",), within=3700,
-    ),
-    plain(
-        hoarder_while_short, "GpuMemoryHoardedWhileShort",
-        allows=(*_IDLE, *_GROWS),
-    ),
+    plain(published_backend, "GpuMemoryHoarded", allows=_IDLE, always=("GpuMemoryNearlyFull",), within=3700),
+    plain(hoarder_while_short, "GpuMemoryHoardedWhileShort", allows=(*_IDLE, *_GROWS)),
     plain(orphaned, "GpuMemoryOrphaned", allows=_IDLE, within=FOUND),
     plain(_restarted(orphaned, 90), "GpuMemoryOrphaned", allows=_IDLE, within=FOUND),
     plain(_restarted(hoarder, 40 * MINUTE), "GpuMemoryHoarded", allows=_IDLE, within=4400),
-    _leak(_restarted(gradients_kept, 15 * MINUTE), "GpuMemoryLeakSuspected"),
+    _leak(_restarted(gradients_kept, 15 * MINUTE)),
     plain(pod_ended, "GpuMemoryOrphaned", allows=_IDLE, within=FOUND),
-    plain(dead, "GpuMemoryDead", allows=_IDLE, within=FOUND),
-    plain(zombie, "GpuMemoryZombie", allows=_IDLE, within=FOUND),
-    plain(stopped, "GpuMemoryStopped", allows=_IDLE, within=FOUND),
+    *(
+        plain(named(fate, _fate, fate=fate), alert, allows=_IDLE, within=FOUND)
+        for fate, alert in (
+            ("dead", "GpuMemoryDead"), ("zombie", "GpuMemoryZombie"), ("stopped", "GpuMemoryStopped"),
+        )
+    ),
     plain(unattributed, "GpuMemoryUnattributed", allows=_FULL, within=FOUND * 2),
     plain(hidden_holder, "GpuHiddenHolder", within=FOUND * 2),
     plain(blind, "VramLedgerBlind", allows=("GpuMemoryUnattributed",), within=FOUND),
     plain(device_lost, "GpuDeviceLost", within=FOUND),
-    plain(driver_lost, "GpuDriverLost", allows=("VramLedgerCollectorFailing",), within=FOUND),
-    plain(exporter_down, "VramLedgerExporterDown", within=FOUND),
-    plain(sampling_stalled, "VramLedgerSamplingStalled", within=FOUND * 2),
+    # A driver that answers for no card any more.
+    plain(
+        beside_a_job("driver_lost", 1, lambda at: Fault("driver lost", at)), "GpuDriverLost",
+        allows=("VramLedgerCollectorFailing",), within=FOUND,
+    ),
+    # An exporter that does not answer any more; and one that always answers with the same old sample.
+    plain(
+        beside_a_job("exporter_down", 1, lambda at: Weather(down=((at, 1e9),))), "VramLedgerExporterDown",
+        within=FOUND,
+    ),
+    plain(
+        beside_a_job("sampling_stalled", 1, lambda at: Weather(stalled=at)), "VramLedgerSamplingStalled",
+        within=FOUND * 2,
+    ),
     plain(stray_context, "GpuStrayContext", within=15 * MINUTE),
     plain(out_of_memory, "GpuOutOfMemory", "GpuAllocatorRetries", allows=(*_GROWS,)),
     plain(agent_silent, "VramLedgerAgentSilent", within=FOUND),

@@ -1,19 +1,17 @@
 """Healthy scenarios: a day each of work that should page no one, varied by seed."""
 
-from __future__ import annotations
-
 from random import Random
 
 from tests.support.faults.scene import DAY, HOUR, MINUTE, Scenario, Scene, card, process, rough, share, uuid
 from tests.support.host import programs
-from tests.support.host.model import CONTEXT, GIB, MIB, Fate, Fault, Process
+from tests.support.host.model import CONTEXT, GIB, MIB, Fault, Process
 from tests.support.host.programs import Held, Torch
 from tests.support.host.scrapes import Weather
 from vramledger.model.reading import Owner
 
 
-def _trainer(random: Random, room: float, part: tuple[float, float] = (0.2, 0.7)) -> Torch:
-    base = room * random.uniform(*part)
+def _trainer(random: Random, room: float) -> Torch:
+    base = room * random.uniform(0.2, 0.7)
     activations = min(base * random.uniform(0.3, 1.0), room * 0.9 - base)
     demand = programs.sawtooth(random, base, activations, random.uniform(0.2, 40), random.uniform(30, 300))
     return Torch(demand, spread=lambda _: 0.03, seen=random.choice([0.78, 0.95]), spiky=1.1, limit=room)
@@ -69,10 +67,8 @@ def language_server(random: Random) -> Scene:
     """An LLM server that takes most of the card for its KV cache on purpose, and gets requests."""
     gpu = card(random, size=random.choice([81_559, 143_771]))
     size = share(gpu, random.uniform(0.85, 0.95))
-    program = Held(
-        programs.until(90, lambda age: size * 0.3 * max(0.1, age / 90), programs.steady(size)),
-        programs.in_bursts(random, 20, random.uniform(2, 60)),
-    )
+    load = programs.until(90, lambda age: size * 0.3 * max(0.1, age / 90), programs.steady(size))
+    program = Held(load, programs.in_bursts(random, 20, random.uniform(2, 60)))
     owner = Owner("pod", "serving/llama-0", namespace="serving", pod="llama-0")
     server = process(random, program, framework="vllm", command="vllm", owner=owner, agent=False)
     return Scene([gpu], [server], weather=rough(random))
@@ -83,10 +79,9 @@ def tensorflow_server(random: Random) -> Scene:
     gpu = card(random)
     size = share(gpu, 1.0)
     need = size * random.uniform(0.3, 0.8)
-    program = Held(
-        programs.steady(size), programs.in_bursts(random, 10, random.uniform(5, 90)),
-        report=programs.tensorflow(programs.lengths(random, need * 0.6, need)),
-    )  # fmt: skip
+    work = programs.in_bursts(random, 10, random.uniform(5, 90))
+    report = programs.tensorflow(programs.lengths(random, need * 0.6, need))
+    program = Held(programs.steady(size), work, report=report)
     server = process(random, program, framework="tensorflow", command="tensorflow_model_server")
     return Scene([gpu], [server], weather=rough(random))
 
@@ -104,12 +99,8 @@ def bursty_inference(random: Random) -> Scene:
     """A server with bursts of work and quiet in between, some minutes at most."""
     gpu = card(random)
     size = share(gpu, random.uniform(0.1, 0.4))
-    program = Torch(
-        programs.steady(size),
-        programs.in_bursts(random, 5, random.uniform(20, 100)),
-        seen=0.8,
-        limit=size * 2,
-    )
+    work = programs.in_bursts(random, 5, random.uniform(20, 100))
+    program = Torch(programs.steady(size), work, seen=0.8, limit=size * 2)
     return Scene([gpu], [process(random, program, command="serve.py")], weather=rough(random))
 
 
@@ -214,14 +205,10 @@ def shared_well(random: Random) -> Scene:
     """Two programs share one card on purpose: torch, and TensorFlow with memory growth."""
     gpu = card(random)
     size = share(gpu, 0.25)
-    growing = Held(
-        programs.climbing(size, 4 * MINUTE), programs.in_bursts(random, 10, 20),
-        report=programs.tensorflow(programs.steady(size * 0.8)),
-    )  # fmt: skip
-    other = process(
-        random, growing, framework="tensorflow", begin=600.0,
-        settings=(("TF_FORCE_GPU_ALLOW_GROWTH", "true"),),
-    )  # fmt: skip
+    report = programs.tensorflow(programs.steady(size * 0.8))
+    growing = Held(programs.climbing(size, 4 * MINUTE), programs.in_bursts(random, 10, 20), report=report)
+    settings = (("TF_FORCE_GPU_ALLOW_GROWTH", "true"),)
+    other = process(random, growing, framework="tensorflow", begin=600.0, settings=settings)
     return Scene([gpu], [process(random, _trainer(random, share(gpu, 0.6))), other], weather=rough(random))
 
 
@@ -235,10 +222,8 @@ def bad_weather(random: Random) -> Scene:
     gpu = card(random)
     restarts = tuple(sorted(random.uniform(0, DAY * HOUR) for _ in range(8)))
     weather = Weather(0.05, tuple((at - random.uniform(5, 45), at) for at in restarts), restarts)
-    return Scene(
-        [gpu], [process(random, _trainer(random, share(gpu, 1)))], weather=weather,
-        faults=[Fault("clock", number=random.uniform(-90, 90))],
-    )  # fmt: skip
+    job = process(random, _trainer(random, share(gpu, 1)))
+    return Scene([gpu], [job], weather=weather, faults=[Fault("clock", number=random.uniform(-90, 90))])
 
 
 def pid_reused(random: Random) -> Scene:
@@ -277,14 +262,9 @@ def comings_and_goings(random: Random) -> Scene:
     while at < DAY * HOUR:
         length = random.uniform(10, 60) * MINUTE
         end = at + length + 30
-        fates: list[Fate] = ["zombie", "orphaned", "stopped", "dead"]
-        fate = random.choice(fates)
-        when = end - random.uniform(2, 25)
-        job = process(
-            random, _trainer(random, share(gpu, 1)), begin=at, end=end, signs=("multiprocessing",),
-        )  # fmt: skip
-        job.fates[fate] = when
-        jobs.append(job)
+        fates = {random.choice(["zombie", "orphaned", "stopped", "dead"]): end - random.uniform(2, 25)}
+        program, signs = _trainer(random, share(gpu, 1)), ("multiprocessing",)
+        jobs.append(process(random, program, begin=at, end=end, signs=signs, fates=fates))
         at = end + random.uniform(20, 600)
     return Scene([gpu], jobs, weather=rough(random))
 

@@ -1,7 +1,5 @@
 """Scenarios of distributed jobs: ranks that wait for another one, and what only looks like it."""
 
-from __future__ import annotations
-
 from random import Random
 
 from tests.support.faults.scene import HOUR, MINUTE, Scene, card, plain, process, share

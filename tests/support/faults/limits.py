@@ -1,7 +1,5 @@
 """Scenarios with too much memory, with another owner's memory, or with a reused pid."""
 
-from __future__ import annotations
-
 from random import Random
 
 from tests.support.faults.scene import (
@@ -12,7 +10,6 @@ from tests.support.faults.scene import (
     Scene,
     after,
     card,
-    hiccups,
     plain,
     process,
     share,
@@ -128,8 +125,7 @@ def reused_pid_leaking(random: Random) -> Scene:
     program = Torch(programs.with_leak(wave, room * 0.7 / lasting, 300), limit=room)
     jobs = _next_of_its_pid(random, gpu, program, ends)
     jobs[1].agent = True
-    hours = (ends + lasting) / HOUR
-    return Scene([gpu], jobs, hours=hours, onset=ends + 310, weather=hiccups(random))
+    return after(ends + 310, random, [gpu], jobs, (lasting - 310) / HOUR)
 
 
 def replaced_then_orphaned(random: Random) -> Scene:
@@ -156,8 +152,8 @@ def near_its_limit(random: Random) -> Scene:
     held = int(share(gpu, random.uniform(0.2, 0.5)))
     cgroup = "/system.slice/slurmstepd.scope/job_100"
     gpu.says["limits"] = (CgroupLimit(cgroup, 0, int(held / random.uniform(0.955, 1)), held),)
-    job = process(random, Held(programs.steady(held)), agent=False, begin=onset)
-    job.owner, job.cgroup = FIRST, cgroup
+    program = Held(programs.steady(held))
+    job = process(random, program, agent=False, begin=onset, owner=FIRST, cgroup=cgroup)
     return after(onset, random, [gpu], [job], 0.8)
 
 
@@ -182,7 +178,5 @@ LIMITS = [
         frozenset({*_FULL, *_LEAK, "GpuOutOfMemory"}), leak=True,
     ),
     # For as long as the host is off nothing answers, which is said after 5 minutes.
-    plain(
-        replaced_then_orphaned, "GpuMemoryOrphaned", always=("VramLedgerExporterDown",), within=FOUND,
-    ),
+    plain(replaced_then_orphaned, "GpuMemoryOrphaned", always=("VramLedgerExporterDown",), within=FOUND),
 ]  # fmt: skip

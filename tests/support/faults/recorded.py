@@ -4,8 +4,6 @@ A recording of some seconds shows a situation; that nothing changes in it for an
 assumed. One of minutes, in which programs were made to err quickly, becomes hours by stretching.
 """
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import json
@@ -65,13 +63,10 @@ def recorded_scrapes(
     boot_time = first.boot_time + EPOCH - first.time
     scrape = 0.0
     for recorded, now in moments:
-        reading = _with_counters(notes.with_agents(recorded))
-        there = replace(
-            shift_times(reading, EPOCH + now - reading.time),
-            monotonic=now,
-            duration=0.01,
-            boot_time=boot_time,
-        )
+        reading = notes.with_agents(recorded)
+        reading = replace(reading, devices=tuple(_with_counters(each) for each in reading.devices))
+        shifted = shift_times(reading, EPOCH + now - reading.time)
+        there = replace(shifted, monotonic=now, duration=0.01, boot_time=boot_time)
         if now > end:
             there = replace(there, agents=tuple(_failed_before(each, now - end) for each in there.agents))
         snapshot = tracker.update(there)
@@ -80,15 +75,11 @@ def recorded_scrapes(
             scrape += every
 
 
-def _with_counters(reading: Reading) -> Reading:
-    """Return a reading with the counters that Hopper GPUs have, if it was recorded before they were read.
+def _with_counters(device: DeviceReading) -> DeviceReading:
+    """Return a device with the counters that Hopper GPUs have, if it was recorded before they were read.
 
     They say that kernels ran where the driver's own utilisation says so, and that none ran otherwise.
     """
-    return replace(reading, devices=tuple(_counted(device) for device in reading.devices))
-
-
-def _counted(device: DeviceReading) -> DeviceReading:
     if device.activity is not None or device.utilization is None or not _HOPPER.search(device.name or ""):
         return device
     shares = [device.utilization.get("gpu", 0.0), *(row.sm for row in device.process_utilization or ())]

@@ -1,7 +1,5 @@
 """The shipped alerting rules: their ``for``, their severity, and the metrics that they need."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +21,6 @@ _RECORDED = re.compile(r"\bvramledger_[a-z]+:\w+:\w+")
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One alerting rule."""
-
     name: str  # of the alert; the same name comes twice when it has two severities
     hold: float  # seconds of ``for``
     age: float  # seconds for which the state that it is about must have lasted, besides
@@ -80,13 +76,13 @@ def evaluated(
 
 
 def alerts(home: Path = HOME) -> list[Alert]:
-    """Read every alerting rule of a directory."""
     return [_alert(raw) for path in files(home) for raw in _alerting(path)]
 
 
-def families(home: Path = HOME) -> frozenset[str]:
+@cache  # a regular expression over all rules
+def families() -> frozenset[str]:
     """Return the exporter's families that the rules use."""
-    every = [group for path in files(home) for group in read_groups(path)]
+    every = [group for path in files() for group in read_groups(path)]
     expressions = [rule["expr"] for group in every for rule in group["rules"]]
     return frozenset(name for expression in expressions for name in _NAME.findall(str(expression)))
 

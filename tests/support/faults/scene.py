@@ -1,12 +1,12 @@
 """A labelled scenario: what happens to a host, and which alerts must, may and must not fire."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from tests.support.host import programs
 from tests.support.host.model import GIB, MIB, Fault, Gpu, Host, Process, Program
+from tests.support.host.programs import Torch
 from tests.support.host.scrapes import Weather
 from vramledger.model.reading import Scheduler
 
@@ -29,8 +29,6 @@ FOUND = 120.0
 
 @dataclass(slots=True)
 class Scene:
-    """One variation of a scenario."""
-
     gpus: Sequence[Gpu]  # see :class:`tests.support.host.model.Gpu`
     processes: Sequence[Process]  # who comes and goes
     hours: float = DAY  # how long it is watched
@@ -41,7 +39,6 @@ class Scene:
     threads: bool = False  # whether the exporter looks at the holders' threads
 
     def build(self, random: Random, interval: float) -> Host:
-        """Make the host."""
         return Host(self.gpus, self.processes, random, interval, self.faults, self.schedulers, self.threads)
 
 
@@ -50,8 +47,6 @@ Build = Callable[[Random], Scene]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A scenario and its label."""
-
     name: str  # what the table calls it
     build: Build  # makes a variation from a seed
     expects: tuple[str, ...] = ()  # alerts that must fire, every one of them
@@ -63,7 +58,6 @@ class Scenario:
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing is wrong in it."""
         return not self.expects
 
 
@@ -82,7 +76,6 @@ def card(random: Random, index: int = 0, size: int | None = None, **more: object
 
 
 def uuid(random: Random) -> str:
-    """Make the UUID of a GPU."""
     text = f"{random.getrandbits(128):032x}"
     return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
@@ -122,8 +115,33 @@ def after(  # noqa: PLR0913, PLR0917 the last line of many scenes
     return Scene(gpus, processes, onset / HOUR + hours, onset, hiccups(random), faults, schedulers)
 
 
+def named(name: str, build: Callable[..., Scene], **given: object) -> Build:
+    """Give a scene that needs more than chance what it needs, and a name of its own."""
+
+    def made(random: Random) -> Scene:
+        return build(random, **given)
+
+    made.__name__ = name
+    return made
+
+
+def beside_a_job(name: str, hours: float, begins: Callable[[float], Fault | Weather]) -> Build:
+    """Return a scene in which a job works while, from a moment on, there is a fault or another weather."""
+
+    def build(random: Random) -> Scene:
+        gpu = card(random)
+        onset = soon(random)
+        job = process(random, Torch(programs.steady(share(gpu, 0.5))))
+        begun = begins(onset)
+        if isinstance(begun, Weather):
+            return Scene([gpu], [job], onset / HOUR + hours, onset, begun)
+        return after(onset, random, [gpu], [job], hours, [begun])
+
+    build.__name__ = name
+    return build
+
+
 def soon(random: Random) -> float:
-    """Draw when a fault begins."""
     return random.uniform(10, 50) * MINUTE
 
 

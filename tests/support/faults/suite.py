@@ -1,7 +1,5 @@
 """Run scenarios: each seed of each through the exporter's parts and the rules, and label what fired."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -10,7 +8,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from math import inf
 from pathlib import Path
 from random import Random
@@ -42,8 +40,6 @@ TOGETHER = 24
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The steps of time."""
-
     sample: float = 5.0  # seconds between the exporter's samples
     step: float = 30.0  # seconds between evaluations of the rules
     scrape: float = SCRAPE  # seconds between scrapes
@@ -85,13 +81,8 @@ Variation = tuple[str, int]
 class _Lived:
     """A simulated variation, before it is judged."""
 
-    scenario: str
-    seed: int
     trace: Trace
-    full: float | None
-    hours: float
-    onset: float | None
-    tenancies: tuple[Tenancy, ...]
+    run: Run  # without firings
 
 
 def run(
@@ -135,15 +126,7 @@ def _batch(
         with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
             manager = Manager(pace.step, home, promtool=promtool, scrape=pace.scrape)
             firings = evaluate([each.trace for each in lived], Path(scratch), manager)
-        found.append(
-            [
-                Run(
-                    each.scenario, each.seed, each.hours, each.onset, each.full, _of(each, firings),
-                    each.tenancies,
-                )
-                for each in lived
-            ]
-        )  # fmt: skip
+        found.append([replace(each.run, firings=_of(each, firings)) for each in lived])
     return found
 
 
@@ -153,11 +136,8 @@ def _of(lived: _Lived, firings: Iterable[Firing]) -> tuple[Firing, ...]:
     return tuple(
         firing
         for firing in firings
-        if firing.labels.get("instance", instance) == instance and firing.begin < lived.hours * 3600
+        if firing.labels.get("instance", instance) == instance and firing.begin < lived.run.hours * 3600
     )
-
-
-_families = cache(rules.families)  # a regular expression over all rules
 
 
 def _live(name: str, seed: int, pace: Pace) -> _Lived:
@@ -167,7 +147,7 @@ def _live(name: str, seed: int, pace: Pace) -> _Lived:
     hours = min(scene.hours, most)
     trace, full = Trace(f"{name}-{seed}", every=pace.scrape), None
     weather = replace(scene.weather, every=pace.scrape)
-    host, renderer = scene.build(random, pace.sample), Renderer(_families(), scene.weather.most)
+    host, renderer = scene.build(random, pace.sample), Renderer(rules.families(), scene.weather.most)
     for now, snapshot, lines in scrapes(host, hours, weather, random, renderer):
         trace.scraped(lines)
         if full is None and snapshot is not None and _fullest(snapshot) >= NEARLY_FULL:
@@ -176,7 +156,7 @@ def _live(name: str, seed: int, pace: Pace) -> _Lived:
         Tenancy(each.pid, each.begin, each.end, each.owner.name if each.owner else each.user)
         for each in scene.processes
     )
-    return _Lived(name, seed, trace, full, hours, scene.onset, tenancies)
+    return _Lived(trace, Run(name, seed, hours, scene.onset, full, (), tenancies))
 
 
 def _fullest(snapshot: Snapshot) -> float:

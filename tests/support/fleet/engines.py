@@ -1,7 +1,5 @@
 """The real engines, each started on loopback with its own files, and queried by its API."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -56,12 +54,10 @@ class Engine:
         return {frozenset(row["metric"].items()): float(row["value"][1]) for row in rows}
 
     def value(self, expression: str) -> float:
-        """Return the only value of an instant query, 0 when there is none."""
         return next(iter(self.query(expression).values()), 0.0)
 
     @property
     def resident(self) -> int:
-        """The engine's resident memory, bytes."""
         pages = Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
@@ -116,22 +112,16 @@ def simulated(hosts: int, gpus: int = 8, holders: int = 8) -> Iterator[int]:
 
 def scrape(port: int, hosts: int, interval: str, evaluation: str = "") -> dict[str, Any]:
     """Return a configuration that scrapes and evaluates a simulated fleet; each host gets its own name."""
-    job = {
-        "job_name": "vramledger",
-        "static_configs": [
-            {
-                "targets": [f"127.0.0.1:{port}"],
-                "labels": {"__metrics_path__": f"/hosts/{number}/metrics", "instance": f"gpu{number:04}"},
-            }
-            for number in range(hosts)
-        ],
+    labels = [
+        {"__metrics_path__": f"/hosts/{number}/metrics", "instance": f"gpu{number:04}"}
+        for number in range(hosts)
+    ]
+    targets = [{"targets": [f"127.0.0.1:{port}"], "labels": each} for each in labels]
+    times = {"scrape_interval": interval, "scrape_timeout": interval}
+    return {
+        "global": {**times, "evaluation_interval": evaluation or interval},
+        "scrape_configs": [{"job_name": "vramledger", "static_configs": targets}],
     }
-    times = {
-        "scrape_interval": interval,
-        "evaluation_interval": evaluation or interval,
-        "scrape_timeout": interval,
-    }
-    return {"global": times, "scrape_configs": [job]}
 
 
 @contextmanager
@@ -143,13 +133,8 @@ def prometheus(
     (home / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
     port = free_port()
     storage = "--storage.agent.path" if agent else "--storage.tsdb.path"
-    command: list[str | Path] = [
-        program,
-        f"--config.file={home / 'prometheus.yml'}",
-        f"{storage}={home / 'data'}",
-        f"--web.listen-address=127.0.0.1:{port}",
-        *arguments,
-    ]
+    files = (f"--config.file={home / 'prometheus.yml'}", f"{storage}={home / 'data'}")
+    command: list[str | Path] = [program, *files, f"--web.listen-address=127.0.0.1:{port}", *arguments]
     with running(command, home, f"http://127.0.0.1:{port}") as engine:
         yield engine
 
@@ -158,12 +143,7 @@ def prometheus(
 def victoria_metrics(program: Path, home: Path) -> Iterator[Engine]:
     """Run a single-node VictoriaMetrics, which shows new data immediately."""
     port = free_port()
-    command: list[str | Path] = [
-        program,
-        f"-storageDataPath={home / 'data'}",
-        f"-httpListenAddr=127.0.0.1:{port}",
-        "-search.latencyOffset=0s",
-        "-memory.allowedPercent=20",
-    ]
+    place = (f"-storageDataPath={home / 'data'}", f"-httpListenAddr=127.0.0.1:{port}")
+    command: list[str | Path] = [program, *place, "-search.latencyOffset=0s", "-memory.allowedPercent=20"]
     with running(command, home, f"http://127.0.0.1:{port}", "/health") as engine:
         yield engine

@@ -4,15 +4,14 @@ Every page goes through the exporter's own tracker and exposition, so that serie
 disappear as they do on a real host.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
+from math import inf
 from random import Random
 
 from tests.support import builders
 from tests.support.host.model import EPOCH, Fate, Gpu, Host, Process, Program
-from tests.support.host.programs import Demand, Fixed, Held
+from tests.support.host.programs import Fixed, Held
 from tests.support.host.scrapes import SCRAPE, SimulatedExporter
 from vramledger.config import Config
 from vramledger.metrics.exposition import Exposition, ScrapeRequest, select_collectors
@@ -74,7 +73,12 @@ class FleetHost:
     def _process(self, pid: int, index: int, slot: int, begin: float) -> Process:
         team, job = f"team-{pid % 7}", f"job-{self._number}-{pid}"
         works = slot % 3 != 0
-        program: Program = Held(_waves(self._size, pid)) if works else Fixed(int(self._size))
+
+        def up_and_down(age: float) -> float:
+            """Need up to a tenth more than the size."""
+            return self._size * (1 + abs((age / PERIOD + pid * 0.618) % 1 - 0.5) / 5)
+
+        program: Program = Held(up_and_down) if works else Fixed(int(self._size))
         return Process(
             pid,
             {index: program},
@@ -88,16 +92,8 @@ class FleetHost:
 def _gpu(number: int, index: int) -> Gpu:
     uuid = f"GPU-{number:08x}-0000-4000-8000-{index:012x}"
     return Gpu(
-        index,
-        unowned=lambda _: index * 2**20,
-        uuids=((float("-inf"), uuid),),
-        sensors=lambda _: builders.HARDWARE,
+        index, unowned=lambda _: index * 2**20, uuids=((-inf, uuid),), sensors=lambda _: builders.HARDWARE
     )
-
-
-def _waves(size: float, pid: int) -> Demand:
-    """Need more and then less, by a tenth up and down."""
-    return lambda age: size * (1 + abs((age / PERIOD + pid * 0.618) % 1 - 0.5) / 5)
 
 
 def fleet(hosts: int, gpus: int = 8, holders: int = 8) -> list[FleetHost]:

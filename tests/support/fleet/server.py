@@ -1,7 +1,5 @@
 """Serve a simulated fleet: ``python -m tests.support.fleet.server HOSTS GPUS HOLDERS`` prints its port."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 
@@ -25,7 +23,6 @@ def make_app(hosts: list[FleetHost]) -> web.Application:
 
 
 async def serve(hosts: int, gpus: int, holders: int) -> None:
-    """Serve until ended."""
     runner = web.AppRunner(make_app(fleet(hosts, gpus, holders)), access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

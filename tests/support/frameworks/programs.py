@@ -34,10 +34,9 @@ def end(result, status=0, **extra):
     }))
     sys.exit(status)
 """
+"""The beginning of each program."""
 
-TORCH = (
-    PREAMBLE
-    + """
+TORCH = """
 import torch
 
 def facts():
@@ -57,11 +56,8 @@ wait_until_polled("torch")
 stages["used"] = facts()
 end([loss.item(), [float(p.detach().sum()) for p in model.parameters()]], status=3)
 """
-)
 
-TENSORFLOW = (
-    PREAMBLE
-    + """
+TENSORFLOW = """
 import tensorflow as tf
 from tensorflow.python.eager import context as module
 
@@ -156,11 +152,8 @@ if "vramledger_agent.import_hook" in sys.modules:
     extra["sessions"] = {name: read_session(config) for name, config in configs.items()}
 end(value, **extra)
 """
-)
 
-JAX = (
-    PREAMBLE
-    + """
+JAX = """
 import jax
 from jax._src import xla_bridge
 
@@ -184,4 +177,3 @@ if "vramledger_agent.import_hook" in sys.modules:
     extra = {"cpu": ours.Jax().is_initialised(), "device": device, "version": version}
 end(value, **extra)
 """
-)

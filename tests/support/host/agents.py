@@ -59,18 +59,10 @@ class Failures:
 def _verdict(torch: Figures, around: Around) -> str:
     reserved, active, free = (torch.get(name) for name in ("reserved", "active", "largest_free_block"))
     capacity = around.total
-    return classify(
-        AllocationFailure(
-            REQUESTED,
-            capacity,
-            around.free,
-            reserved,
-            active,
-            free,
-            others=around.others,
-            device_total=capacity,
-        )
+    failure = AllocationFailure(
+        REQUESTED, capacity, around.free, reserved, active, free, others=around.others, device_total=capacity
     )
+    return classify(failure)
 
 
 def report_of(pools: Mapping[str, Pools], age: float, last_oom: OutOfMemory | None = None) -> AgentReport:

@@ -264,10 +264,6 @@ class Host:
         """Start again, like the sampler of a restarted exporter: all facts are sent again."""
         self._told.clear()
 
-    def living(self, now: float) -> list[Process]:
-        """Return the processes that hold memory, or are still listed."""
-        return [process for process in self.processes if process.listed(now)]
-
     def present(self, kind: FaultKind, now: float) -> Iterator[Fault]:
         return (fault for fault in self.faults if fault.kind == kind and fault.since <= now < fault.until)
 
@@ -278,24 +274,20 @@ class Host:
         return sum(fault.number for fault in self.present("clock", now))
 
     def reading(self, now: float, **changes: Any) -> Reading:  # noqa: ANN401 any field of a reading
-        """Return what a sample reads at a moment, in the order of time.
-
-        Args:
-            now: seconds after :data:`EPOCH`.
-            changes: fields of the reading that are not what the host would give.
-        """
-        living = self.living(now)
+        """Return what a sample reads ``now``, with ``changes`` of its fields; ask in the order of time."""
+        living = [process for process in self.processes if process.listed(now)]
         self._work(living, now)
         visible = not any(self.present("blind", now))
         shown = [process for process in living if visible]
         agents = tuple(self._agents(shown, now))
+        refused = sum(fault.number * (now - fault.since) for fault in self.present("refused", now))
         outline = Reading(
             time=self.clock(now),
             monotonic=now,
             boot_time=BOOT + self._ahead(now),
             host_pid_namespace=visible,
             agents=agents,
-            agent_socket=AgentSocket(True, len(agents), dict.fromkeys(REASONS, 0) | self._refused(now)),
+            agent_socket=AgentSocket(True, len(agents), dict.fromkeys(REASONS, 0) | {"rate": int(refused)}),
         )
         if any(self.present("driver lost", now)):
             reading = replace(outline, failure=("driver-lost", "the driver does not answer"))
@@ -399,9 +391,6 @@ class Host:
                 longest=HELPER_WAKE_CPU, beyond=0.0, python=None if ran else True,
             )  # fmt: skip
         self._ran.clear()
-
-    def _refused(self, now: float) -> dict[str, int]:
-        return {"rate": int(sum(each.number * (now - each.since) for each in self.present("refused", now)))}
 
     def _work(self, living: Sequence[Process], now: float) -> None:
         """Ask every program what it does; one that is stopped, or has ended, keeps its memory."""

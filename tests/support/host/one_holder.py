@@ -20,21 +20,10 @@ START = Process(PID, {}, begin=-900.0).start
 
 
 class OneHolder:
-    """A GPU of 80 GiB, 1 GiB of which is the driver's, and a shell's job that holds 10 GiB of it.
-
-    The job does nothing.
-
-    Attributes:
-        host: both of them, and what is wrong.
-        gpu: the device.
-        holder: the process.
-        program: what the process does.
-        exporter: samples the host.
-        now: seconds since the beginning.
-    """
+    """A GPU of 80 GiB, 1 GiB of them the driver's, and a shell's job that holds 10 GiB and does nothing."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.now = 0.0  # seconds since the beginning
         self.gpu = gpu(0)
         self.program = Fixed(10 * GIB)
         self.holder = Process(PID, {0: self.program}, begin=-900.0, user="ann", framework="", starter=SHELL)

@@ -145,7 +145,7 @@ def climbing(top: float, slowly: float) -> Demand:
     return lambda age: top * (1 - math.exp(-age / slowly))
 
 
-def in_bursts(random: Random, busy: float, quiet: float, level: float = 0.9) -> Demand:
+def in_bursts(random: Random, busy: float, quiet: float) -> Demand:
     """Work for a while, rest for a while, at random; ``busy`` and ``quiet`` are mean seconds."""
     until, working = 0.0, False
 
@@ -154,7 +154,7 @@ def in_bursts(random: Random, busy: float, quiet: float, level: float = 0.9) -> 
         while age >= until:
             working = not working
             until += max(1.0, random.expovariate(1 / (busy if working else quiet)))
-        return level if working else 0.0
+        return 0.9 if working else 0.0
 
     return work
 

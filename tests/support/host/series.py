@@ -57,8 +57,6 @@ class Values:
 
 @dataclass(slots=True)
 class Trace:
-    """One host's scrapes."""
-
     instance: str  # label of the target
     job: str = "vramledger"  # label of the target
     every: float = SCRAPE  # seconds from one scrape to the next

@@ -4,8 +4,6 @@
 While the folder has a file of that name, the function raises an error, or hangs if the file says ``hang``.
 """
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.util
 import os
@@ -37,8 +35,7 @@ def _replace(module: ModuleType, name: str, order: Path) -> None:
             while _content(order) == "hang":
                 time.sleep(0.01)
         elif content is not None:
-            message = "injected"
-            raise RuntimeError(message)
+            raise RuntimeError("injected")
         return original(*values, **named)
 
     setattr(owner, last, faulty)

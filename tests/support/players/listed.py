@@ -10,17 +10,12 @@ from tests.support.standin.library import GIB, StandIn
 
 
 class Listed(Protocol):
-    """A process that holds memory."""
-
     @property
-    def pid(self) -> int:
-        """Its pid."""
+    def pid(self) -> int: ...
 
-    def wait(self) -> object:
-        """Wait until it has ended."""
+    def wait(self) -> object: ...
 
-    def end(self) -> object:
-        """End it."""
+    def end(self) -> object: ...
 
 
 @contextmanager

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from tests.support.players.stage import Player, Program, Stage, Step
+from tests.support.players.stage import Player, Program, Stage, Step, parent_of
 from tests.support.players.tree import Cast
 from tests.support.requirements import require_namespaces, require_tool
+from tests.support.waiting import wait_until
 
 IN_A_SHELL = ("sh", "-c", '"$@"; true', "sh")
 """A wrapper: a shell that starts the command, and does not become it."""
@@ -60,8 +61,17 @@ def forked(launcher: Player) -> tuple[Player, ...]:
     return launcher.fork_workers("fork")
 
 
+def double_fork(starter: Player) -> Player:
+    """Let a player make a classic daemon."""
+    between = starter.fork()
+    between.order("lead_session")
+    daemon = between.fork()
+    between.end()
+    wait_until(lambda: parent_of(daemon.pid) != between.pid, "nobody adopts the daemon")
+    return daemon
+
+
 def two_forks(master: Player) -> list[Player]:
-    """Let a player fork two programs."""
     return [master.fork() for _ in range(2)]
 
 
@@ -78,12 +88,10 @@ def two_of(
 
 
 def under_nohup(stage: Stage) -> Player:
-    """Start a launcher under nohup."""
     return stage.start(("ignore", "SIGHUP"), session=False)
 
 
 def ray_workers(raylet: Player) -> list[Player]:
-    """Let a raylet start two workers."""
     return two_of({"RAY_RAYLET_PID": str(raylet.pid)}, "socket", session=True)(raylet)
 
 
@@ -105,11 +113,7 @@ def script(stage: Stage, name: str, text: str) -> str:
 
 
 class Terminal:
-    """A terminal with an interactive bash.
-
-    Attributes:
-        bash: leads the terminal's session.
-    """
+    """A terminal with an interactive bash, which leads its session."""
 
     def __init__(self, stage: Stage) -> None:
         require_tool("setsid")
@@ -120,11 +124,9 @@ class Terminal:
         os.close(slave)
 
     def type(self, line: str) -> None:
-        """Type a line at the prompt."""
         os.write(self._terminal, line.encode() + b"\n")
 
     def exit(self) -> None:
-        """Type ``exit``, and close the terminal."""
         self.type("exit")
         self.bash.popen.wait()
         os.close(self._terminal)

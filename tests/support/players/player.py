@@ -109,7 +109,6 @@ def has_terminal(_: Stage) -> bool:
 
 
 def ignore(_: Stage, name: str) -> None:
-    """Ignore a signal, ``SIGTERM`` for example."""
     signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
@@ -141,7 +140,6 @@ def start(_: Stage, command: Sequence[str], env: dict[str, str], session: bool =
 
 
 def fork(stage: Stage, path: str, role: str) -> None:
-    """Fork a child that plays on its own."""
     if os.fork() == 0:
         stage.close()
         play(path, role)
@@ -183,7 +181,6 @@ KEPT: list[Any] = []
 
 
 def open_file(_: Stage, path: str) -> None:
-    """Open a file, a device's for example."""
     KEPT.append(open(path, "rb"))  # noqa: PTH123, SIM115 it stays open
 
 
@@ -295,8 +292,7 @@ def listen_for_datagrams(_: Stage) -> int:
             door.bind(("127.0.0.1", port))
             KEPT.append(door)
             return port
-    message = "no port is free"
-    raise OSError(message)
+    raise OSError("no port is free")
 
 
 def call_by_datagrams(_: Stage, port: int) -> None:
@@ -311,7 +307,6 @@ def half_close(_: Stage) -> None:
 
 
 def make_socket(_: Stage, family: str = "AF_INET") -> None:
-    """Make a socket, and call nobody."""
     KEPT.append(socket.socket(getattr(socket, family), socket.SOCK_STREAM))
 
 

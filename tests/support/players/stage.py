@@ -4,8 +4,6 @@ A player is known by the pid that the kernel gives for its connection, translate
 All that was started carries a marker in its environment, whatever sessions, groups and parents it moved to.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -21,7 +19,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import psutil
@@ -62,7 +59,6 @@ class Program:
         self.pid = popen.pid
 
     def end(self) -> None:
-        """Kill and reap it."""
         self.popen.kill()
         self.popen.wait(PATIENCE)
 
@@ -76,7 +72,7 @@ class Program:
 class Player:
     """A process that obeys; ``program`` is it or its wrapper, None where another player has started it."""
 
-    def __init__(self, stage: Stage, connection: socket.socket, program: Program | None = None) -> None:
+    def __init__(self, stage: "Stage", connection: socket.socket, program: Program | None = None) -> None:
         self._stage = stage
         self._connection = connection
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -85,19 +81,14 @@ class Player:
         self.program = program
 
     def order(self, verb: str, *arguments: object) -> Any:  # noqa: ANN401 what it answers is JSON
-        """Order a function of ``player.py``; return its answer when it is done.
-
-        Raises:
-            PlayerError: it failed, or the player has ended.
-        """
+        """Order a function of ``player.py``; return its answer when it is done, unless it fails."""
         try:
             self._connection.send(json.dumps([verb, *arguments]).encode())
             answer = json.loads(self._connection.recv(LONGEST) or b'{"error": "it has ended"}')
         except ConnectionError:
             answer = {"error": "it has ended"}
         if "error" in answer:
-            message = f"player {self.pid}, {verb}: {answer['error']}"
-            raise PlayerError(message)
+            raise PlayerError(f"player {self.pid}, {verb}: {answer['error']}")
         return answer["answer"]
 
     def start(  # noqa: PLR0913 what a process may be given
@@ -109,7 +100,7 @@ class Player:
         session: bool = False,
         words: Sequence[str] = (),
         tie: Literal["", "pipe", "socket"] = "",
-    ) -> Player:
+    ) -> "Player":
         """Let it start another player, which it may keep tied to itself; else as :meth:`Stage.start`."""
         role = self._stage.new_role()
         command = [*wrapper, *self._stage.command(role, *steps, name=name), *words]
@@ -119,21 +110,18 @@ class Player:
             self.order("start", command, dict(env or {}), session)
         return self._stage.hear(role)[0]
 
-    def fork(self) -> Player:
-        """Let it fork."""
+    def fork(self) -> "Player":
         role = self._stage.new_role()
         self.order("fork", self._stage.socket, role)
         return self._stage.hear(role)[0]
 
-    def fork_workers(self, method: str, count: int = 2) -> tuple[Player, ...]:
-        """Let it start workers by ``multiprocessing``."""
+    def fork_workers(self, method: str, count: int = 2) -> tuple["Player", ...]:
         role = self._stage.new_role()
         self.order("fork_workers", self._stage.socket, role, method, count)
         return self._stage.hear(role, count)
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
         return status(self.pid) not in ("gone", psutil.STATUS_ZOMBIE)
 
     def signal(self, number: int) -> None:
@@ -181,7 +169,6 @@ class Stage:
         self._door.listen(1024)
 
     def new_role(self) -> str:
-        """Return a role that nobody has."""
         return f"player-{next(self._roles)}"
 
     def command(self, role: str, *steps: Step, name: str = "") -> list[str]:
@@ -245,12 +232,7 @@ class Stage:
         return found
 
     def hear(self, role: str, count: int = 1, program: Program | None = None) -> tuple[Player, ...]:
-        """Wait for the next ``count`` players of a role.
-
-        Raises:
-            PlayerError: the program that is to bring them has failed.
-            TimeoutError: they do not come.
-        """
+        """Wait for the next ``count`` players of a role, unless the program that is to bring them fails."""
         heard = self._heard.setdefault(role, [])
 
         def complete() -> bool:
@@ -258,8 +240,7 @@ class Stage:
             if select.select([self._door], [], [], 0.05)[0]:
                 self._let_in()
             elif failed:
-                message = f"it ended with {failed}, and {count} {role!r} not heard"
-                raise PlayerError(message)
+                raise PlayerError(f"it ended with {failed}, and {count} {role!r} not heard")
             return len(heard) >= count
 
         wait_until(complete, f"{count} {role!r}")
@@ -300,12 +281,10 @@ class Stage:
                     clean = False
         return clean
 
-    def __enter__(self) -> Stage:  # noqa: PYI034 Self is of Python 3.11
+    def __enter__(self) -> "Stage":  # noqa: PYI034 Self is of Python 3.11
         return self
 
-    def __exit__(
-        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

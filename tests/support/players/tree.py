@@ -27,7 +27,6 @@ class Cast:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The holders' pids."""
         return tuple(player.pid for player in self.holders)
 
     def lose_launcher(self) -> None:
@@ -72,8 +71,6 @@ Builder = Callable[[Stage], Cast]
 
 @dataclass(frozen=True)
 class Tree:
-    """A process tree."""
-
     build: Builder  # sets it up
     kind: Literal["healthy", "leftover", "other"]
     watched: Verdict  # in the moment after, for who saw the moment before
@@ -81,7 +78,6 @@ class Tree:
 
     @property
     def name(self) -> str:
-        """The function's name."""
         return self.build.__name__
 
     @property

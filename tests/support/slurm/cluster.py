@@ -5,8 +5,6 @@ private to the namespace, so nothing of this machine changes except its cgroups,
 removes. The PID namespace is the host's, because NVML and vramledger need that.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -20,7 +18,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 from tests.support.requirements import (
     PROJECT,
@@ -76,8 +73,6 @@ exec sleep infinity
 
 @dataclass(frozen=True)
 class Site:
-    """How a cluster is configured."""
-
     version: str = "older"  # or "newer", as ``.ci/provision/slurm`` fetches them
     cgroup: str = "v1"  # or "v2", which has no controllers here: Slurm needs them only to limit jobs
     devices: int = 2  # the GPUs that the driver of the node has
@@ -153,12 +148,10 @@ class Cluster:
             self.close()
             raise
 
-    def __enter__(self) -> Cluster:  # noqa: PYI034  # typing has Self from 3.11 on
+    def __enter__(self) -> "Cluster":  # noqa: PYI034  # typing has Self from 3.11 on
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _write_files(self, library: Path) -> None:
@@ -241,7 +234,6 @@ class Cluster:
         return ["nsenter", f"--target={self._holder.pid}", "--mount", "--net", *ids, "--wd=/tmp", *words]
 
     def configure(self, settings: str) -> None:
-        """Replace the scripts' settings."""
         self.run("bash", "-c", f"cat >/etc/slurm/vramledger.conf <<'END'\n{settings}\nEND")
 
     def write_mig_minors(self, text: str) -> None:
@@ -258,7 +250,6 @@ class Cluster:
             self._daemons[name] = subprocess.Popen(words, env=environment, stdout=output, stderr=output)
 
     def stop(self, name: str) -> None:
-        """End a daemon."""
         daemon = self._daemons.pop(name)
         daemon.terminate()
         try:
@@ -268,15 +259,13 @@ class Cluster:
             daemon.wait()
 
     def signal(self, name: str, number: signal.Signals) -> None:
-        """Send a signal to a daemon."""
         self._daemons[name].send_signal(number)
 
     def run(self, *words: str, user: str | None = None, check: bool = True, **environment: str) -> str:
         """Run a command in the namespace and return its output."""
         result = self._finish(words, user, environment)
         if check and result.returncode:
-            message = f"{' '.join(words)}: {result.returncode}\n{result.stdout}{result.stderr}"
-            raise AssertionError(message)
+            raise AssertionError(f"{' '.join(words)}: {result.returncode}\n{result.stdout}{result.stderr}")
         return result.stdout
 
     def ask(self, *words: str) -> str | None:
@@ -322,7 +311,6 @@ class Cluster:
         return int(self.run(*words, user=user).partition(";")[0])
 
     def states(self) -> dict[str, str]:
-        """Return the state of each node, as ``sinfo`` prints it, without a mark."""
         output = self.ask("sinfo", "-h", "-N", "-o", "%N %T") or ""
         return {
             name: state.upper().rstrip("*") for name, state in (line.split() for line in output.splitlines())
@@ -335,22 +323,18 @@ class Cluster:
         return match[1] if match else ""
 
     def state_of(self, job: int) -> str:
-        """Return the state of a job."""
         text = self.ask("scontrol", "-o", "show", "job", str(job))
         match = re.search(r"JobState=(\w+)", text or "")
         return match[1] if match else "GONE"
 
     def wait_for(self, job: int, *states: str, timeout: float = 60) -> str:
         """Wait until a job has one of these states, and return it."""
-        found = ""
 
-        def reached() -> bool:
-            nonlocal found
+        def reached() -> str:
             found = self.state_of(job)
-            return found in states
+            return found if found in states else ""
 
-        wait_until(reached, f"job {job} is {' or '.join(states)}", patience=timeout)
-        return found
+        return wait_until(reached, f"job {job} is {' or '.join(states)}", patience=timeout)
 
     def wait_idle(self) -> None:
         """Wait until no job is on the node and no epilog runs there any more."""
@@ -363,7 +347,6 @@ class Cluster:
             self.run("scancel", f"--user={user}", check=False)
 
     def resume(self) -> None:
-        """Resume the node, as a person does."""
         self.run("scontrol", "update", "NodeName=n1", "State=RESUME")
 
     def steps(self) -> Iterable[int]:

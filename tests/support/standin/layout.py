@@ -15,8 +15,7 @@ _HEADER = (SOURCES / "state.h").read_text()
 def _constant(name: str) -> int:
     found = re.search(rf"#define {name} (0x)?([0-9a-f]+)", _HEADER)
     if found is None:
-        message = f"state.h defines no {name}"
-        raise LookupError(message)
+        raise LookupError(f"state.h defines no {name}")
     return int(found[2], 16 if found[1] else 10)
 
 

@@ -1,7 +1,5 @@
 """Build the stand-in library, and control it while programs use it."""
 
-from __future__ import annotations
-
 import ctypes
 import enum
 import hashlib
@@ -11,23 +9,13 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tests.support.standin import layout
-from tests.support.standin.layout import (
-    ANY_DEVICE,
-    DERIVED,
-    FUNCTIONS,
-    LISTS,
-    NOT_AVAILABLE,
-    NOT_SUPPORTED_32,
-    SOURCES,
-)
+from tests.support.waiting import wait_until
 
 MIB = 2**20
 GIB = 2**30
@@ -109,8 +97,7 @@ def compiler() -> list[str]:
             return [path]
     if importlib.util.find_spec("ziglang"):
         return [sys.executable, "-m", "ziglang", "cc"]
-    message = "no C compiler for the stand-in NVML: install gcc or clang, or 'pip install ziglang'"
-    raise RuntimeError(message)
+    raise RuntimeError("no C compiler for the stand-in NVML: install gcc or clang, or 'pip install ziglang'")
 
 
 _compiled: dict[str, bytes] = {}
@@ -127,7 +114,7 @@ def build(directory: Path, *, without: Iterable[str] = ()) -> Path:
         and "nvmlDeviceGetConfComputeMemSizeInfo" not in absent
     ):
         flags.append("-DLEGACY_PROCESS_LAYOUT")
-    source = b"".join((SOURCES / name).read_bytes() for name in ("state.h", "nvml.c"))
+    source = b"".join((layout.SOURCES / name).read_bytes() for name in ("state.h", "nvml.c"))
     key = hashlib.sha256(source + " ".join(absent).encode()).hexdigest()[:16]
     library = directory / f"standin-{key}" / "libnvidia-ml.so.1"
     if library.exists():
@@ -148,11 +135,10 @@ def _compile(fresh: Path, absent: list[str], flags: list[str]) -> None:
         symbols.write_text(f"{{ global: *; local: {'; '.join(absent)}; }};\n")
         flags.append(f"-Wl,--version-script={symbols}")
     command = [*compiler(), "-std=gnu11", "-O2", "-fPIC", "-shared", "-Wl,-soname,libnvidia-ml.so.1"]
-    command += [*flags, "-o", str(fresh), str(SOURCES / "nvml.c")]
+    command += [*flags, "-o", str(fresh), str(layout.SOURCES / "nvml.c")]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
-        message = f"the stand-in NVML does not compile with {command[0]}:\n{result.stderr}"
-        raise RuntimeError(message)
+        raise RuntimeError(f"the stand-in NVML does not compile with {command[0]}:\n{result.stderr}")
 
 
 class _Field:
@@ -184,7 +170,7 @@ class Unit:
         *,
         total: int | None = None,
         reserved: int | None = None,
-        used: int = DERIVED,
+        used: int = layout.DERIVED,
         unattributed: int = 0,
     ) -> None:
         """Set the bytes; ``used`` is the processes' sum plus ``unattributed`` unless it is given."""
@@ -207,12 +193,12 @@ class Unit:
         mps: Iterable[tuple[int, int | None]] = (),
     ) -> None:
         """List these (pid, bytes), and no others; None is NVML's "not available"."""
-        for name, processes in zip(LISTS, (compute, graphics, mps), strict=True):
+        for name, processes in zip(layout.LISTS, (compute, graphics, mps), strict=True):
             self._fill(name, list(processes))
 
     def grow_processes(self, kind: str, processes: Iterable[tuple[int, int | None]]) -> None:
         """Also list these, from the moment on at which a call had too little room for the old ones."""
-        raw = self._unit.lists[LISTS.index(kind)]
+        raw = self._unit.lists[layout.LISTS.index(kind)]
         before = raw.count
         old = [(entry.pid, entry.bytes) for entry in raw.entries[:before]]
         self._fill(kind, [*old, *processes])
@@ -235,16 +221,14 @@ class Unit:
         self.set_activity(**IDLE_GPM)
 
     def _fill(self, kind: str, processes: list[tuple[int, int | None]]) -> None:
-        raw = self._unit.lists[LISTS.index(kind)]
+        raw = self._unit.lists[layout.LISTS.index(kind)]
         raw.count_after_size_question = 0
         for entry, (pid, size) in zip(raw.entries, processes, strict=False):
-            entry.pid, entry.bytes = pid, NOT_AVAILABLE if size is None else size
+            entry.pid, entry.bytes = pid, layout.NOT_AVAILABLE if size is None else size
         raw.count = len(processes)
 
 
 class Device(Unit):
-    """One GPU of the stand-in."""
-
     lost = _Field("lost", "raw")  # it has fallen off the bus
 
     def __init__(self, raw: Any, index: int) -> None:  # noqa: ANN401
@@ -256,8 +240,7 @@ class Device(Unit):
         """Set fields of ``struct device`` (state.h), in NVML's own units: mW, MHz, percent, mJ, KiB/s."""
         for name, value in values.items():
             if name not in {field[0] for field in self.raw._fields_}:
-                message = f"the stand-in's device has no field {name}"
-                raise AttributeError(message)
+                raise AttributeError(f"the stand-in's device has no field {name}")
             if isinstance(value, str):
                 setattr(self.raw, name, value.encode())
             elif isinstance(value, (tuple, list)):
@@ -265,7 +248,7 @@ class Device(Unit):
             else:
                 setattr(self.raw, name, value)
 
-    def limit(self, cgroup: str, *, soft: int = 0, hard: int = NOT_AVAILABLE, used: int = 0) -> None:
+    def limit(self, cgroup: str, *, soft: int = 0, hard: int = layout.NOT_AVAILABLE, used: int = 0) -> None:
         """Say what a cgroup, by its whole path, may take of the device, and what it has."""
         limits = self.raw.limits
         position = next(
@@ -276,7 +259,7 @@ class Device(Unit):
         limits[position].soft, limits[position].hard, limits[position].used = soft, hard, used
         self.raw.limit_count = max(self.raw.limit_count, position + 1)
 
-    def be_unified(self, standin: StandIn) -> None:
+    def be_unified(self, standin: "StandIn") -> None:
         """Have no memory of its own, as GB10 and Jetson: no figures of memory, and no window to it."""
         for name in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetBAR1MemoryInfo"):
             standin.fail(name, Code.NOT_SUPPORTED, self.index)
@@ -300,9 +283,9 @@ class Device(Unit):
         for position, content in enumerate(kept):
             ctypes.memmove(ctypes.byref(samples[position]), content, len(content))
 
-    def raw_sample(self, pid: int, *, timestamp: int, sm: int, memory: int = 0) -> None:
+    def raw_sample(self, pid: int, *, timestamp: int, sm: int) -> None:
         """Report this sample at every call exactly as given: µs since 1970 and percent."""
-        self._add_sample(pid, timestamp, sm, memory)
+        self._add_sample(pid, timestamp, sm, 0)
 
     def _add_sample(self, pid: int, timestamp: int, sm: int, memory: int) -> None:
         sample = self.raw.samples[self.raw.sample_count]
@@ -327,11 +310,11 @@ class Device(Unit):
             raw.uuid = f"MIG-{self.index:08d}-0000-0000-0000-{position:012d}".encode()
             raw.name = f"{self.name} MIG {profile}".encode()
             raw.total, raw.reserved = int(size.removesuffix("gb")) * GIB, 16 * MIB
-            raw.used, raw.unattributed = DERIVED, 0
+            raw.used, raw.unattributed = layout.DERIVED, 0
             raw.gpu_instance, raw.compute_instance = number, compute
             raw.gpu_slices = raw.compute_slices = int(slices)
             raw.present = 1
-            raw.numa_node, raw.placement_size = NOT_SUPPORTED_32, int(slices)
+            raw.numa_node, raw.placement_size = layout.NOT_SUPPORTED_32, int(slices)
             if not shared:
                 raw.placement_start = place
                 place += int(slices)
@@ -386,7 +369,7 @@ class StandIn:
         device.name = "NVIDIA H200"
         device.set_memory(total=143_771 * MIB, reserved=644_939_776)
         device.be_idle()
-        device.numa_node = NOT_SUPPORTED_32
+        device.numa_node = layout.NOT_SUPPORTED_32
         device.raw.whole.gpu_instance = device.raw.whole.compute_instance = 2**32 - 1
         device.set(
             bus_id=f"00000000:{index + 11:02X}:00.0", serial=f"165000000000{index:02d}", minor=index,
@@ -398,12 +381,10 @@ class StandIn:
             gpm_last_metric=layout.MAX_GPM_METRICS - 1,
         )  # fmt: skip
 
-    def __enter__(self) -> StandIn:  # noqa: PYI034  # typing has Self from 3.11 on
+    def __enter__(self) -> "StandIn":  # noqa: PYI034  # typing has Self from 3.11 on
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def env(self) -> dict[str, str]:
@@ -442,26 +423,26 @@ class StandIn:
 
     def fail(self, function: str, code: int, device: int | None = None) -> None:
         """Make a function answer ``code``, for one device or for all; 0 repairs it."""
-        self._control(function).error[ANY_DEVICE if device is None else device] = code
+        self._control(function).error[layout.ANY_DEVICE if device is None else device] = code
 
     def hang(self, function: str, device: int | None = None) -> None:
         """Make calls of a function not return until :meth:`release`."""
-        self._control(function).hang[ANY_DEVICE if device is None else device] = 1
+        self._control(function).hang[layout.ANY_DEVICE if device is None else device] = 1
 
     def release(self, function: str | None = None) -> None:
         """Let hanging calls return, of one function or of all."""
-        for name in FUNCTIONS if function is None else [function]:
-            self._control(name).hang[:] = [0] * (ANY_DEVICE + 1)
+        for name in layout.FUNCTIONS if function is None else [function]:
+            self._control(name).hang[:] = [0] * (layout.ANY_DEVICE + 1)
 
     def latency(self, function: str, microseconds: int) -> None:
         """Make every call of a function take this long (below 50 µs on the CPU, above asleep)."""
         self._control(function).latency_us = microseconds
 
-    def latencies(self, table: Mapping[str, int] = MEASURED_ON_H200) -> None:
-        """Make all calls take as long as measured on a real card, or as in another table (µs)."""
-        for name in FUNCTIONS:
+    def latencies(self) -> None:
+        """Make all calls take as long as measured on a real card."""
+        for name in layout.FUNCTIONS:
             self.latency(name, 0)
-        for name, microseconds in table.items():
+        for name, microseconds in MEASURED_ON_H200.items():
             self.latency(name, microseconds)
 
     def calls(self, function: str, device: int | None = None) -> int:
@@ -469,14 +450,8 @@ class StandIn:
         counts = self._control(function).calls
         return int(sum(counts) if device is None else counts[device])
 
-    def wait_for_call(self, function: str, more_than: int = 0, *, timeout: float = 30.0) -> None:
-        """Wait until a function was called more often than that. Raises TimeoutError after ``timeout``."""
-        deadline = time.monotonic() + timeout
-        while self.calls(function) <= more_than:
-            if time.monotonic() > deadline:
-                message = f"{function} was called {self.calls(function)} times in {timeout:g} s"
-                raise TimeoutError(message)
-            time.sleep(0.005)
+    def wait_for_call(self, function: str) -> None:
+        wait_until(lambda: self.calls(function), f"a call of {function}")
 
     def chaos(  # noqa: PLR0913 - a share for each thing that goes wrong
         self,
@@ -512,4 +487,4 @@ class StandIn:
         self.state.event_count = position + 1
 
     def _control(self, function: str) -> Any:  # noqa: ANN401
-        return self.state.controls[FUNCTIONS[function]]
+        return self.state.controls[layout.FUNCTIONS[function]]

@@ -9,6 +9,7 @@ from tests.support.players.parts import (
     at_a_prompt,
     children,
     container,
+    double_fork,
     forked,
     in_a_namespace,
     rank,
@@ -40,16 +41,6 @@ SERVER_PORT = 20_000 + os.getpid() % 10_000
 """A port that somebody has chosen, another in each process of the tests; the kernel takes 32,768 and more."""
 
 
-def double_fork(starter: Player) -> Player:
-    """Let a player make a classic daemon."""
-    between = starter.fork()
-    between.order("lead_session")
-    daemon = between.fork()
-    between.end()
-    wait_until(lambda: parent_of(daemon.pid) != between.pid, "nobody adopts the daemon")
-    return daemon
-
-
 def _adopted(holder: Player, launcher: Player) -> None:
     wait_until(lambda: parent_of(holder.pid) != launcher.pid, "nobody adopts")
 
@@ -79,12 +70,8 @@ def _make(stage: Stage) -> Cast:
 def xargs_jobs(stage: Stage) -> Cast:
     """Play ``xargs -P2`` with two programs that run."""
     require_tool("xargs")
-    command = [
-        "sh",
-        "-c",
-        f"echo 1 2 | xargs -P2 -n1 sh -c {shlex.quote(shlex.join(stage.command('holder')))}",
-    ]
-    stage.run(command)
+    holder = shlex.quote(shlex.join(stage.command("holder")))
+    stage.run(["sh", "-c", f"echo 1 2 | xargs -P2 -n1 sh -c {holder}"])
     return Cast(stage.hear("holder", 2))
 
 
@@ -122,9 +109,8 @@ def started_by_start_stop_daemon(stage: Stage) -> Cast:
 def jobs_of_a_nohup_script(stage: Stage) -> Cast:
     """Play a script under nohup with two jobs in the background; the script then ends."""
     holder = shlex.join(stage.command("holder"))
-    text = f"#!/bin/sh\n{holder} &\n{holder} &\nread _\n"
-    shell = ["nohup", script(stage, "night.sh", text)]
-    cast = started_by_shell(stage, shell)
+    night = script(stage, "night.sh", f"#!/bin/sh\n{holder} &\n{holder} &\nread _\n")
+    cast = started_by_shell(stage, ["nohup", night])
     return Cast([*cast.holders, *stage.hear("holder")], cast.launcher, cast.end)
 
 
@@ -133,8 +119,7 @@ def job_below_a_subreaper(stage: Stage) -> Cast:
     """Play a supervisor that adopts: the program between has ended, and a pipe leads to the supervisor."""
     supervisor = stage.start(("adopt",), ("reap",))
     between = supervisor.start(tie="pipe")
-    holder = between.fork()
-    return Cast([holder], between)
+    return Cast([between.fork()], between)
 
 
 @healthy
@@ -150,8 +135,7 @@ def server_with_a_containers_variables(stage: Stage) -> Cast:
     """Play a server in a container whose variables say rank, after the shell that started it has ended."""
     init = container(stage, PMI_RANK="0", TORCHELASTIC_RUN_ID="job")
     shell = init.start(("lead_group",), ("reap",))
-    holder = shell.start(("listen", SERVER_PORT))
-    return Cast([holder], shell)
+    return Cast([shell.start(("listen", SERVER_PORT))], shell)
 
 
 @healthy

@@ -1,6 +1,6 @@
 """Daemons, services and what a supervisor keeps."""
 
-from tests.support.players.parts import MAIN_PROCESS, two_forks
+from tests.support.players.parts import MAIN_PROCESS, double_fork, two_forks
 from tests.support.players.stage import Player, Stage, parent_of
 from tests.support.players.tree import LEADER_ENDED, Cast, declared, healthy, launched, leftover
 from tests.support.waiting import wait_until
@@ -10,12 +10,8 @@ from tests.support.waiting import wait_until
 def double_fork_daemon(stage: Stage) -> Cast:
     """Play a classic daemon: its ancestors ended within the moment that made it."""
     starter = stage.start()
-    between = starter.fork()
-    between.order("lead_session")
-    daemon = between.fork()
-    between.end()
+    daemon = double_fork(starter)
     starter.end()
-    wait_until(lambda: parent_of(daemon.pid) != between.pid, "nobody adopts the daemon")
     return Cast([daemon])
 
 

@@ -47,7 +47,6 @@ class Allocator:
         self.allocated_peak = max(self.allocated_peak, self.allocated)
 
     def release(self, size: int) -> None:
-        """Free bytes to the cache."""
         self.live -= 1
         self.allocated -= size
 

@@ -16,7 +16,6 @@ calls: list[tuple[str, bool]] = []
 
 
 def called(name: str) -> None:
-    """Record a call of the CUDA runtime."""
     calls.append((name, threading.current_thread() is threading.main_thread()))
 
 
@@ -95,8 +94,7 @@ class Tensor:
     def grad_fn(self) -> Node | None:
         """Return the operation that made this; a view whose base has changed has none that is valid."""
         if self.stale:
-            message = "Output 0 of Split is a view and its base has been modified inplace"
-            raise RuntimeError(message)
+            raise RuntimeError("Output 0 of Split is a view and its base has been modified inplace")
         return self.node
 
     @grad_fn.setter
@@ -107,7 +105,6 @@ class Tensor:
         return self.view
 
     def data_ptr(self) -> int:
-        """Return the address."""
         return self._address
 
     def __del__(self) -> None:

@@ -63,7 +63,6 @@ def _lazy_init() -> None:
 
 
 def init() -> None:
-    """Initialise CUDA."""
     _lazy_init()
 
 
@@ -85,13 +84,11 @@ reset_peak_memory_stats = _runtime("reset_peak_memory_stats")
 
 
 def device_count() -> int:
-    """Return how many devices there are."""
     torch.called("cudaGetDeviceCount")
     return len(_C.allocators)
 
 
 def is_current_stream_capturing() -> bool:
-    """Tell whether a graph is being captured."""
     return False
 
 

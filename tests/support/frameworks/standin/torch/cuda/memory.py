@@ -31,7 +31,6 @@ def _record_memory_history(  # noqa: PLR0913, PLR0917 torch's own
     global_record_annotations: bool = False,
     skip_actions: list[str] | None = None,
 ) -> None:
-    """Start or stop to record a history."""
     global recording  # noqa: PLW0603
     del device, clear_history, compile_context, global_record_annotations
     _C._cuda_init()  # without what Python has queued for it
@@ -87,6 +86,5 @@ def _snapshot(device: object = None) -> dict[str, object]:
 
 
 def memory_snapshot(mempool_id: object = None, include_traces: bool = True) -> object:
-    """Return the segments."""
     del mempool_id
     return _C._cuda_memorySnapshot((0, 0, include_traces))["segments"]

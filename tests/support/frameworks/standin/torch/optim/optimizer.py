@@ -23,12 +23,10 @@ class _Handle:
 
 
 def register_optimizer_step_post_hook(hook: Callable[..., None]) -> _Handle:
-    """Call a function after every step of every optimizer."""
     return _Handle(_hooks, hook)
 
 
 def register_optimizer_step_pre_hook(hook: Callable[..., None]) -> _Handle:
-    """Call a function before every step of every optimizer."""
     return _Handle(_pre_hooks, hook)
 
 
@@ -44,7 +42,6 @@ class Adam(Optimizer):
         self.state: dict[torch.Tensor, dict[str, object]] = {}
 
     def zero_grad(self) -> None:
-        """Free the gradients."""
         for parameter in self.param_groups[0]["params"]:
             parameter.grad = None
 
