@@ -9,7 +9,7 @@ from dashboards.src.queries import DOWN, DRIVER_LOST, PARTLY_BLIND, RELEASED, ST
 from dashboards.src.reasons import NO_DEVICE, NO_DRIVER, NO_RULES, NO_SOURCE, NOT_WATCHED, NOTHING, STOPPED
 from tests.support.dashboards import database
 from tests.support.dashboards.database import Samples
-from tests.support.dashboards.figures import value
+from tests.support.dashboards.figures import figure, value
 from tests.support.dashboards.files import load_dashboards, panels
 from tests.support.fleet.engines import Engine
 
@@ -32,15 +32,15 @@ def test_a_node_that_is_not_watched_says_how_old_its_data_is(engine: Engine) -> 
 )
 def test_a_dead_collection_is_told_apart(engine: Engine, node: str, status: int) -> None:
     """The indicator distinguishes the ways in which an exporter has no data, and a release on purpose."""
-    (found,) = value(engine, "node", "Exporter", instance=node)
-    assert found["value"] == status
+    assert figure(engine, "node", "Exporter", instance=node) == status
 
 
-@pytest.mark.parametrize("node", ["down", "driver-lost", "released"])
-def test_nothing_is_shown_of_what_is_not_known(engine: Engine, node: str) -> None:
+@pytest.mark.parametrize(
+    ("node", "missing"), [("down", NOT_WATCHED), ("driver-lost", NO_DRIVER), ("released", NOT_WATCHED)]
+)
+def test_nothing_is_shown_of_what_is_not_known(engine: Engine, node: str, missing: int) -> None:
     """Where nothing is collected there is no figure: a 0 would look like an idle GPU."""
     assert value(engine, "node", "GPU $gpu", instance=node) == []
-    missing = {"down": NOT_WATCHED, "driver-lost": NO_DRIVER, "released": NOT_WATCHED}[node]
     for panel in ("Wasted", "Unattributed", "Memory used", "Holders"):
         rows = value(engine, "node", panel, instance=node)
         assert rows == [{"value": missing}], panel
@@ -73,9 +73,8 @@ def test_a_node_that_is_seen_in_part_is_not_painted_as_watched(engine: Engine) -
         for row in value(engine, "exporter", "Exporter status", ref)
     }
     for node in ("blind", "device-lost", "agent-silent"):
-        (indicator,) = value(engine, "node", "Exporter", instance=node)
         assert timeline[node] == (PARTLY_BLIND, "A")
-        assert indicator["value"] == PARTLY_BLIND
+        assert figure(engine, "node", "Exporter", instance=node) == PARTLY_BLIND
     assert timeline["hoarder"] == (WATCHING, "B"), "those that are watched come last"
 
 
@@ -155,11 +154,9 @@ def test_without_rules_every_dashboard_says_so(
             first, *others = panels(content)
             ref, meaning = ("A", WITHOUT_RULES) if first["title"] == "Exporter" else ("E", 1)
             dashboard = uid.removeprefix("vramledger-")
-            (said,) = value(engine, dashboard, first["title"], ref, instance="leak")
-            assert said["value"] == meaning, uid
+            assert figure(engine, dashboard, first["title"], ref, instance="leak") == meaning, uid
             for panel in others:
                 if panel["type"] == "stat":
                     for said in value(engine, dashboard, panel["title"], instance="leak", uuid=".+"):
                         assert said["value"] >= 0, panel["title"]
-        (row,) = value(engine, "fleet", "Largest wasted holdings", instance="leak")
-        assert row["value"] == NO_RULES
+        assert figure(engine, "fleet", "Largest wasted holdings", instance="leak") == NO_RULES
