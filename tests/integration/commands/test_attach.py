@@ -13,18 +13,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import listening
 from tests.support.listening import AGENT_ROOT, FAKE, FakeExporter, go_on
 from tests.support.requirements import require_newer, require_root
+from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from vramledger.cli import main
 from vramledger_agent.commands.attach import effective_user, write_files
 
 NOBODY = 65534
 WAITING = """
-import signal, sys
-if sys.argv[1:]:
-    import os
-    os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))
+import os, signal, sys
+signal.pthread_sigmask(0, [signal.SIGUSR1])
+if user := int(os.environ.get("TEST_USER", "0")):
+    os.setgid(user); os.setuid(user)
 import torch
 kept = torch.Tensor(8)
 print("up", flush=True)
@@ -50,14 +52,10 @@ def environment(path: Path, **variables: str) -> dict[str, str]:
     return {**usual, "PYTHONPATH": str(path), "PYTHONDONTWRITEBYTECODE": "1", **variables}
 
 
-def start(python: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+def start(python: Path, **variables: str) -> subprocess.Popen[str]:
     """Start a program with a tensor and without the agent; it ends on SIGUSR1."""
-    process = subprocess.Popen(
-        [python, "-c", "import signal; signal.pthread_sigmask(0, [signal.SIGUSR1])" + WAITING, *arguments],
-        env=environment(FAKE, **variables), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.readline() == "up\n"
+    process = listening.start(WAITING, environment(FAKE, **variables), python=python)
+    assert sure(process.stdout).readline() == "up\n"
     return process
 
 
@@ -98,7 +96,7 @@ def test_attach_to_another_users_process() -> None:
     """Root can attach to any process; the process itself reports when it cannot read the agent."""
     require_root()
     python = require_newer("python3.14")
-    process = start(python, str(NOBODY))
+    process = start(python, TEST_USER=str(NOBODY))
     status, said = attach(python, str(process.pid))
     assert end(process)[1] == ""
     refused = (f"process {process.pid} cannot load the agent", "must be able to read")
@@ -124,10 +122,7 @@ def test_attach_to_one_in_a_long_call(place: Path) -> None:
     python = require_newer("python3.14")
     program = "import sys, torch\nkept = torch.Tensor(8)\nfor _ in range(2):\n    sys.stdin.readline()\n"
     with FakeExporter(place / "agent.sock") as exporter:
-        process = subprocess.Popen(
-            [python, "-c", program], env=environment(FAKE),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        process = listening.start(program, environment(FAKE), python=python)
         wchan = Path(f"/proc/{process.pid}/wchan")
         wait_until(lambda: "pipe" in wchan.read_text(), "the program to wait at its pipe")
         arguments = (str(process.pid), "--agent.socket", str(exporter.path))
