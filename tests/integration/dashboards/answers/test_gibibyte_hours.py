@@ -15,9 +15,7 @@ USAGE = "GiB-hours by owner and state"
 
 
 @pytest.mark.parametrize("minutes", [30, 120])
-def test_each_owner_has_the_gibibyte_hours_that_the_exporter_counted(
-    samples: Samples, engine: Engine, minutes: int
-) -> None:
+def test_each_owner_has_what_the_exporter_counted(samples: Samples, engine: Engine, minutes: int) -> None:
     """What each owner held and wasted is what its exporter counted, right to 4 minutes at each end."""
     for ref, counter in (("A", "memory_byte_seconds_total"), ("B", "memory_wasted_byte_seconds_total")):
         name = f"vramledger_owner_{counter}"
