@@ -411,7 +411,8 @@ def test_the_requester_is_told_of_a_signal(place: Path, exporter: FakeExporter) 
             _thread.start_new_thread(wait, ())
             while not step_boundary.is_awaited():
                 time.sleep(0.01)
-        for done, function in enumerate((lambda: signal.raise_signal(signal.SIGINT), lambda: 1 / 0, lambda: 3)):
+        works = (lambda: signal.raise_signal(signal.SIGINT), lambda: 1 / 0, lambda: 3)
+        for done, function in enumerate(works):
             ask(function)
             try:
                 step_boundary.run_pending()

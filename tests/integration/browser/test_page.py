@@ -115,7 +115,7 @@ async def test_the_page_shows_devices_and_holders(look: Looking) -> None:
     ids=["works", "perhaps idle"],
 )
 async def test_the_headline_is_what_is_wasted(look: Looking, held: Holding, headline: str) -> None:
-    """What is idle by inference is told apart from waste; the driver's own few MiB are held by nobody."""
+    """What is idle by inference is not in the waste; the driver's own few MiB are held by nobody."""
     async with look(Shown(snapshot(device(0, [held], unattributed=9 * MIB)))) as page:
         assert await page.text(".waste") == headline
         assert "unattributed9.00 MiB" in await page.texts(".card .legend div")

@@ -106,13 +106,13 @@ def test_a_node_that_is_seen_in_part_is_not_painted_as_watched(engine: Engine) -
         ("fleet", "Memory", {"instance": "driver-lost"}, NO_DRIVER),
         ("fleet", "GPUs", {"instance": "down"}, NOT_WATCHED),
         ("fleet", "Waste by owner", {"instance": "small-jobs"}, NOTHING),
-        ("fleet", "Waste by owner", {"instance": "driver-lost"}, NOT_WATCHED),
+        ("fleet", "Waste by owner", {"instance": "driver-lost"}, NO_DRIVER),
         ("fleet", "Waste by owner", {"instance": "nowhere"}, None),
         ("fleet", "Who holds what", {"instance": "nowhere"}, None),
-        ("fleet", "Who grows steadily", {"instance": "small-jobs"}, NOTHING),
+        ("fleet", "Who grows steadily", {"instance": "small-jobs"}, None),
         ("device", "Time until full", {"instance": "notebook", "uuid": ".+"}, NOTHING),
         ("device", "Memory used", {"instance": "hoarder", "uuid": "GPU-none"}, NO_DEVICE),
-        ("device", "Unattributed", {"instance": "driver-lost", "uuid": ".+"}, NO_DRIVER),
+        ("device", "Unattributed", {"instance": "driver-lost", "uuid": ".+"}, NO_DEVICE),
     ],
 )
 def test_what_is_not_there_says_the_one_reason(
