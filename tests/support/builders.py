@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from msgspec import structs
 
@@ -172,14 +173,19 @@ def coherent_device() -> DeviceSnapshot:
     return replace(ordinary, reading=reading, ledger=ledger, owner_usage=owners, limits=(limit,))
 
 
+def reread(device: DeviceSnapshot, **changes: Any) -> DeviceSnapshot:  # noqa: ANN401 any field of a reading
+    """Return a device of which something else was read."""
+    return replace(device, reading=structs.replace(device.reading, **changes))
+
+
 def process(
-    pid: int, *, user: str = "ada", command: str = "train.py", distributed: bool = False
+    pid: int, *, user: str = "ada", command: str = "train.py", distributed: bool = False, **facts: object
 ) -> ProcessSnapshot:
-    """Make what /proc says about a holder."""
+    """Make what /proc says about a holder, with further facts."""
     parent = ParentFacts(pid - 1, 1, "bash", "bash", init=False)
     rank = Rank(pid % 2, 2, "gpu-1:29500") if distributed else None
-    facts = ProcessFacts(pid, pid * 100, 1000, user, command[:15], command, parent=parent, rank=rank)
-    return ProcessSnapshot(pid, NOW - 3600 + pid / 100, facts)
+    usual = ProcessFacts(pid, pid * 100, 1000, user, command[:15], command, parent=parent, rank=rank)
+    return ProcessSnapshot(pid, NOW - 3600 + pid / 100, structs.replace(usual, **facts))
 
 
 SETTINGS = {
@@ -327,10 +333,9 @@ def rich_host() -> Snapshot:
         hidden=(HiddenHolder(9, 900, "cuda", "python", "ada", (1,)),),
         xids={79: 1},
     )
-    processes = [process(pid, distributed=True) for pid in (101, 102, 201)] + [process(202, user="grace")]
-    assert processes[0].facts is not None
     pod = Owner("pod", "ml/train-0", "ml", "train-0")
-    processes[0] = replace(processes[0], facts=structs.replace(processes[0].facts, owner=pod))
+    ranks = [process(pid, distributed=True) for pid in (102, 201)]
+    processes = [process(101, distributed=True, owner=pod), *ranks, process(202, user="grace")]
     return replace(
         snapshot(working, in_trouble(hoarded), coherent_device(), ASLEEP, processes=processes),
         agents={101: replace(agent(working.reading.uuid), unmapped=1)},

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-from msgspec import structs
-
 from tests.support.builders import MIB, device, holding, process, snapshot
 from vramledger.model.reading import HiddenHolder, Owner
 from vramledger.model.snapshot import Snapshot, State
@@ -15,11 +13,8 @@ HOSTILE = (
 
 def hostile() -> Snapshot:
     """Make a recording in which every name that a stranger can choose is a hostile one."""
-    known = process(7, user=HOSTILE, command=HOSTILE)
-    if known.facts is None:
-        raise AssertionError
     owner = Owner("pod", HOSTILE, namespace=HOSTILE, pod=HOSTILE)
-    known = replace(known, facts=structs.replace(known.facts, owner=owner))
+    known = process(7, user=HOSTILE, command=HOSTILE, owner=owner)
     hidden = (HiddenHolder(8, 1, "cuda", HOSTILE, HOSTILE, (0,)),)
     held = [holding(7, 1024 * MIB, State.ORPHANED, why=HOSTILE)]
     shot = snapshot(device(0, held, name=HOSTILE, hidden=hidden), processes=[known])

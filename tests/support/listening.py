@@ -147,3 +147,15 @@ def finish(process: subprocess.Popen[str]) -> str:
     out, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, ""), f"{process.returncode}: {errors}"
     return out
+
+
+def run(place: Path, code: str, *flags: str, **variables: str) -> str:
+    """Run a program with the agent and the stand-in for torch, as :func:`finish` ends it."""
+    return finish(start(code, environment(place, FAKE, **variables), *flags))
+
+
+def go_on(process: subprocess.Popen[str]) -> None:
+    """Write the line for which a program waits."""
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()

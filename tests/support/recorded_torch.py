@@ -5,7 +5,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from tests.support.listening import FAKE, environment, finish, start
+from tests.support import listening
 from vramledger_agent.protocol.messages import CATEGORIES
 
 MIB = 2**20
@@ -51,10 +51,10 @@ FROM_START = {"VRAMLEDGER_AGENT_SNAPSHOT_FROM_START": "1"}
 CONSENT = {"VRAMLEDGER_AGENT_CONSENT": "snapshot"}
 
 
-def run(place: Path, code: str, **variables: str) -> str:
-    """Run a program to its end; return its output."""
-    program = BEGINNING + textwrap.dedent(code) + "\nassert worker.errors == {}, worker.errors\n"
-    return finish(start(program, environment(place, FAKE, **variables)))
+def run(place: Path, code: str, *, before: str = "", **variables: str) -> str:
+    """Run a program to its end, with a line before its beginning; return its output."""
+    program = f"import torch\n{before}\n{BEGINNING}{textwrap.dedent(code)}\n"
+    return listening.run(place, program + "assert worker.errors == {}, worker.errors\n", **variables)
 
 
 def reports(place: Path) -> list[dict[str, Any]]:

@@ -41,22 +41,17 @@ class Said(NamedTuple):
     holding: Holding
 
 
-def truth() -> dict[int, Program]:
-    """Return what each program did, by pid."""
-    with gzip.open(HOME / "h100.truth.gz", "rt") as lines:
-        read = [json.loads(line) for line in lines]
-    return {each["pid"]: Program(each["name"], each["ready"], each["work"]) for each in read}
-
-
-TRUTH = truth()
+with gzip.open(HOME / "h100.truth.gz", "rt") as lines:
+    TRUTH = {each.pop("pid"): Program(**each) for each in map(json.loads, lines)}
+"""What each program did, by pid."""
 
 
 @cache
-def replay(idle_after: float) -> dict[int, list[Said]]:
-    """Return all that is said of each program."""
+def replay(idle_after: float, name: str = "h100") -> dict[int, list[Said]]:
+    """Return all that is said of each program of a recording."""
     tracker = HoldingTracker(idle_after=idle_after)
     said: dict[int, list[Said]] = defaultdict(list)
-    for reading in read_recording(HOME / "h100.jsonl.gz"):
+    for reading in read_recording(HOME / f"{name}.jsonl.gz"):
         for device in tracker.update(reading).devices:
             for each in device.holdings:
                 since = reading.monotonic - (reading.time - each.since)
@@ -105,8 +100,6 @@ def test_those_who_do_nothing_are_idle_at_some_grade() -> None:
         assert any(each.holding.state is State.IDLE for each in said[pid]), TRUTH[pid].name
 
 
-RECORDING = Path(__file__).parents[2] / "recordings" / "idleness" / "pipeline.jsonl.gz"
-IDLE_AFTER = 15.0
 FIRST, SECOND = 413, 414
 UNTOLD = {419: "spins on the CPU", 420: "loads data, with CPU time that varies"}
 IDLE = {
@@ -115,36 +108,21 @@ IDLE = {
 }  # fmt: skip
 
 
-def graded() -> dict[int, list[tuple[State, Grade]]]:
-    """Return state and grade of each program, reading by reading."""
-    tracker = HoldingTracker(idle_after=IDLE_AFTER)
-    said: dict[int, list[tuple[State, Grade]]] = {}
-    for reading in read_recording(RECORDING):
-        for device in tracker.update(reading).devices:
-            for each in device.holdings:
-                said.setdefault(each.pid, []).append((each.state, each.grade))
-    return said
-
-
 def test_nobody_of_a_pipeline_is_certainly_idle() -> None:
     """The second program is active; the first one, whom no row names, is never idle above inferred."""
-    said = graded()
-    assert (State.IDLE, Grade.SEEN) not in said[FIRST]
-    assert (State.IDLE, Grade.PROVEN) not in said[FIRST]
-    assert {state for state, _ in said[SECOND]} == {State.ACTIVE}
+    said = replay(15.0, "pipeline")
+    assert not any(map(is_certainly_idle, said[FIRST]))
+    assert {each.holding.state for each in said[SECOND]} == {State.ACTIVE}
 
 
-def test_everybody_who_did_nothing_beside_a_pipeline_is_seen_to_be_idle() -> None:
-    """The 22 idle programs whose CPU time tells are idle, seen, at the end."""
-    said = graded()
-    assert {pid for pid, every in said.items() if every[-1] == (State.IDLE, Grade.SEEN)} == IDLE.keys()
-
-
-def test_whose_cpu_time_says_nothing_is_not_certainly_idle() -> None:
-    """A program that spins, or whose CPU time varies, may have launched what the rows do not name."""
-    said = graded()
-    for pid in UNTOLD:
-        assert said[pid][-1] == (State.IDLE, Grade.INFERRED)
+def test_who_did_nothing_beside_a_pipeline_is_seen_to_be_idle() -> None:
+    """The 22 whose CPU time tells are idle, seen; of who spins, or whose time varies, it is inferred."""
+    idle = {grade: set[int]() for grade in Grade}
+    for pid, everything in replay(15.0, "pipeline").items():
+        if everything[-1].holding.state is State.IDLE:
+            idle[everything[-1].holding.grade].add(pid)
+    assert idle[Grade.SEEN] == IDLE.keys()
+    assert idle[Grade.INFERRED] >= UNTOLD.keys(), "they may have launched what the rows do not name"
 
 
 TURN, PERIOD = 3.0, 18.0
@@ -159,30 +137,21 @@ IDLE_BESIDE_TURNS = {
 UNTOLD_BESIDE_TURNS = {1373: "four threads that poll", 1374: "prepares data", 1375: "spins on the CPU"}
 
 
-def said_of_turns(idle_after: float) -> list[tuple[int, Said]]:
-    """Return all that is said of the programs that take turns on an H100, and of those beside them."""
-    tracker = HoldingTracker(idle_after=idle_after)
-    return [
-        (each.pid, Said(reading.monotonic, each.since - reading.time + reading.monotonic, each))
-        for reading in read_recording(HOME / "turns.jsonl.gz")
-        for each in tracker.update(reading).devices[1].holdings
-    ]
-
-
 @pytest.mark.parametrize("idle_after", [4.0, 6.0, 8.0, 10.0, 12.0, 18.0])
 def test_nobody_who_takes_turns_is_certainly_idle_while_it_works(idle_after: float) -> None:
     """Since when one of the two is idle at proven or seen, it has truly not worked."""
-    for pid, said in said_of_turns(idle_after):
-        if pid in TAKES_TURNS and is_certainly_idle(said):
-            ended = said.now - (said.now - TAKES_TURNS[pid]) % PERIOD + TURN  # of its newest turn
+    for pid, begun in TAKES_TURNS.items():
+        for said in filter(is_certainly_idle, replay(idle_after, "turns")[pid]):
+            ended = said.now - (said.now - begun) % PERIOD + TURN  # of its newest turn
             assert said.since > ended - 1.5, (said.now, pid)
 
 
 def test_whose_cpu_time_is_steady_is_seen_to_be_idle() -> None:
     """Six programs that do nothing are idle, seen, at the end; a program whose CPU time varies is not."""
-    everything = said_of_turns(PERIOD)
-    end = max(said.now for _, said in everything) - 4.0
-    before = [(pid, said.holding) for pid, said in everything if said.now < end]
-    assert {pid for pid, each in before if each.grade is Grade.SEEN} == IDLE_BESIDE_TURNS.keys()
-    idle = {pid for pid, each in before if each.state is State.IDLE}
+    programs = TAKES_TURNS.keys() | IDLE_BESIDE_TURNS.keys() | UNTOLD_BESIDE_TURNS.keys()
+    everything = [said for pid in programs for said in replay(PERIOD, "turns")[pid]]
+    end = max(said.now for said in everything) - 4.0
+    before = [said.holding for said in everything if said.now < end]
+    assert {each.pid for each in before if each.grade is Grade.SEEN} == IDLE_BESIDE_TURNS.keys()
+    idle = {each.pid for each in before if each.state is State.IDLE}
     assert idle >= IDLE_BESIDE_TURNS.keys() | UNTOLD_BESIDE_TURNS.keys()

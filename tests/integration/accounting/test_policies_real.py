@@ -5,7 +5,7 @@ import mmap
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -78,85 +78,73 @@ def test_unreadable_maps_leave_the_framework_unknown(start: Start) -> None:
     assert classify(facts.libraries, facts.settings, environ=False).framework == "unknown"
 
 
-def _looks(sampler: Sampler, until: Callable[[list[ProcessFacts]], bool]) -> list[ProcessFacts]:
-    seen: list[ProcessFacts] = []
-    deadline = time.monotonic() + 60
-    while not until(seen):
-        assert time.monotonic() < deadline, seen
-        seen += sampler.sample().facts
-    return seen
+class Watcher:
+    """A sampler that reads its holders again at once; ``seen`` has all facts that it read, in order."""
+
+    def __init__(self, standin: StandIn, pids: Sequence[int], host: Host) -> None:
+        standin.device(0).set_processes([(pid, 512 * MIB) for pid in pids])
+        config = SamplingConfig(interval=1.0, timeout=2.0, collectors=frozenset({"ledger", "process"}))
+        self._sampler = Sampler(config, Driver.open(), host)
+        self.seen: list[ProcessFacts] = []
+
+    def see(self, count: int, more: int = 0) -> list[ProcessFacts]:
+        """Sample until so many facts were seen, and then so many times more."""
+        deadline = time.monotonic() + 60
+        while len(self.seen) < count:
+            assert time.monotonic() < deadline, self.seen
+            self.seen += self._sampler.sample().facts
+        for _ in range(more):
+            self.seen += self._sampler.sample().facts
+        return self.seen
 
 
-def _sampler(standin: StandIn, pid: int, host: Host | None = None) -> Sampler:
-    standin.device(0).set_processes([(pid, 512 * MIB)])
-    config = SamplingConfig(interval=1.0, timeout=2.0, collectors=frozenset({"ledger", "process"}))
-    return Sampler(config, Driver.open(), host or Host(PROC))
+Watch = Callable[..., Watcher]
 
 
-def test_what_is_loaded_later_is_seen(
-    standin_here: StandIn, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def watch(standin_here: StandIn, monkeypatch: pytest.MonkeyPatch) -> Watch:
+    monkeypatch.setattr(sampling, "REFRESH_DELAYS", (0.0, 0.0))
+    return lambda *pids, host=None: Watcher(standin_here, pids, host or Host(PROC))
+
+
+def test_what_is_loaded_later_is_seen(watch: Watch, start: Start, tmp_path: Path) -> None:
     """A holder is read again later, because NVML lists it before it has loaded everything."""
-    monkeypatch.setattr(sampling, "REFRESH_DELAYS", (0.0, 0.0))
     program = start("libcuda.so.1")
-    sampler = _sampler(standin_here, program.pid)
-    assert _looks(sampler, bool)[0].libraries == ("libcuda",)
+    watcher = watch(program.pid)
+    assert watcher.see(1)[0].libraries == ("libcuda",)
     program.order("map_file", library(tmp_path, "libtensorflow_cc.so.2"))
-    assert _looks(sampler, bool)[-1].libraries == ("libtensorflow", "libcuda")
+    assert watcher.see(2)[-1].libraries == ("libtensorflow", "libcuda")
 
 
-def test_a_holder_is_read_once(standin_here: StandIn, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "times"), [("libtorch_cuda.so", 1), ("libcuda.so.1", 3)])
+def test_a_holder_is_read_once(watch: Watch, start: Start, name: str, times: int) -> None:
     """A holder with a known framework is not read again; one without is read at most twice more."""
-    monkeypatch.setattr(sampling, "REFRESH_DELAYS", (0.0, 0.0))
-    for name, times in (("libtorch_cuda.so", 1), ("libcuda.so.1", 3)):
-        sampler = _sampler(standin_here, start(name).pid)
-        seen = _looks(sampler, lambda seen, times=times: len(seen) >= times)  # type: ignore[misc]
-        for _ in range(5):
-            seen += sampler.sample().facts
-        assert len(seen) == times, name
+    assert len(watch(start(name).pid).see(times, more=5)) == times
 
 
-def test_the_young_are_seen_again(
-    standin_here: StandIn, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_young_are_seen_again(watch: Watch, start: Start) -> None:
     """A new process may load a second framework, so its first answer is not final."""
-    monkeypatch.setattr(sampling, "REFRESH_DELAYS", (0.0, 0.0))
     booted = Host(PROC).boot_time
     first = iter([0.0])
     # The clock was set, so that nobody has lived for any time.
     host = Host(PROC, boot_by_clocks=lambda: next(first, time.time() - booted))
-    sampler = _sampler(standin_here, start("libtorch_cuda.so").pid, host)
-    assert len(_looks(sampler, lambda seen: len(seen) > 1)) > 1
+    assert watch(start("libtorch_cuda.so").pid, host=host).see(2)
 
 
-def test_holders_that_came_together_are_looked_at_again_apart(
-    standin_here: StandIn, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_came_together_is_seen_apart(watch: Watch, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second read of hundreds of holders is spread over samples, a limited number in each."""
     monkeypatch.setattr(sampling, "REFRESH_DELAYS", (0.0, 1e6))
     monkeypatch.setattr(sampling, "REFRESH_BATCH", 2)
     monkeypatch.setattr(sampling, "REFRESH_SPACING", 1e6)
     monkeypatch.setattr(sampling, "REFRESH_SPREAD", 1e6)
-    pids = [start("libcuda.so.1").pid for _ in range(3)]
-    sampler = _sampler(standin_here, pids[0])
-    standin_here.device(0).set_processes([(pid, 512 * MIB) for pid in pids])
-    seen = _looks(sampler, lambda seen: len(seen) >= 5)
-    for _ in range(5):
-        seen += sampler.sample().facts
+    seen = watch(*(start("libcuda.so.1").pid for _ in range(3))).see(5, more=5)
     assert sorted(Counter(facts.pid for facts in seen).values()) == [1, 2, 2]
 
 
 def test_no_secret_of_a_holder_gets_out(standin: StandIn, start: Start) -> None:
     """No argument, and no variable, is in a scrape, page, document or log line."""
-    names = (
-        *(
-            "TOKEN",
-            "XLA_PYTHON_CLIENT_ALLOCATOR",
-            "XLA_PYTHON_CLIENT_MEM_FRACTION",
-            "CUDA_MPS_PIPE_DIRECTORY",
-        ),
-        *("CUDA_VISIBLE_DEVICES", "TF_GPU_ALLOCATOR"),
-    )
+    names = "TOKEN CUDA_MPS_PIPE_DIRECTORY CUDA_VISIBLE_DEVICES TF_GPU_ALLOCATOR".split()
+    names += [f"XLA_PYTHON_CLIENT_{each}" for each in ("ALLOCATOR", "MEM_FRACTION")]
     env = {**dict.fromkeys(names, f"{SECRET}\n{SECRET}"), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     pid = start("xla_cuda_plugin.so", env).pid
     standin.device(0).set_processes([(pid, 512 * MIB)])

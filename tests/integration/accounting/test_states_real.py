@@ -1,9 +1,7 @@
 """The states of real processes: which are orphans, and above all which are not."""
 
-import json
 import os
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from random import Random
 
@@ -16,9 +14,10 @@ from tests.support.host.programs import Fixed
 from tests.support.players.stage import Stage, parent_of
 from tests.support.players.tree import ALIVE, Cast, Tree, Verdict
 from tests.support.players.trees.catalogue import HEALTHY, LEFTOVERS, OTHERS
+from tests.support.stranger import as_user
 from tests.support.waiting import wait_until
 from vramledger.accounting.tracker import HoldingTracker
-from vramledger.model.snapshot import Holding, State
+from vramledger.model.snapshot import Grade, Holding, State
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.tie_search import Watched, find_ties
 
@@ -85,28 +84,6 @@ def judged(holdings: Iterable[Holding], expected: Verdict) -> bool:
     )
 
 
-def as_another_user(look: Callable[[], list[Holding]]) -> list[tuple[str, str, bool]]:
-    """Return state, grade and whether it is left over, as nobody sees it."""
-    reads, writes = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # the child does nothing but look
-        child = os.fork()
-    if child == 0:
-        try:
-            os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
-            found = [(each.state.value, each.grade.value, each.left_over) for each in look()]
-            os.write(writes, json.dumps(found).encode())
-        finally:
-            os._exit(0)
-    os.close(writes)
-    with os.fdopen(reads, "rb") as pipe:
-        told = pipe.read()
-    os.waitpid(child, 0)
-    return [(state, grade, left) for state, grade, left in json.loads(told)]
-
-
 def said(holdings: Iterable[Holding]) -> list[tuple[str, str]]:
     """Return what is said of each holder."""
     return [(holding.state.value, holding.why) for holding in holdings]
@@ -129,11 +106,11 @@ def test_every_moment_has_its_verdict(tree: Tree, cast: Cast) -> None:
     if tree.kind == "healthy":
         assert not any(each.left_over or each.wasted for each in (*watched, *late))
     if os.geteuid() == 0:
-        seen = as_another_user(lambda: Watcher(cast.pids).look())
-        assert len(seen) == len(late)
-        for (state, grade, left_over), known in zip(seen, late, strict=True):
-            assert not left_over, (state, grade)
-            assert state == "active" or known.state is State.ORPHANED or grade == "inferred"
+        with as_user(NOBODY):
+            seen = Watcher(cast.pids).look()
+        for each, known in zip(seen, late, strict=True):
+            assert not each.left_over, each
+            assert State.ACTIVE is each.state or State.ORPHANED is known.state or each.grade is Grade.INFERRED
 
 
 @pytest.mark.parametrize(

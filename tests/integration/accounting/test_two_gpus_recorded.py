@@ -25,7 +25,7 @@ from vramledger.sampling.replay import read_recording
 HOME = Path(__file__).parents[2] / "recordings" / "two-gpus"
 STOPPED_AT, KILLED_AT, CONTINUED_AT = 235.4, 366.0, 378.4
 """When a rank was stopped, the other job was killed, and the stopped rank was continued; monotonic."""
-IN_TURNS_SINCE = 59.0
+TURNS_SINCE = 59.0
 """When four jobs on both GPUs hung: a rank was stopped, one killed, one left, two waited elsewhere."""
 
 IN_TURNS = {585: "stopped", 587: "killed", 589: "left", 591: "waits elsewhere"}
@@ -71,9 +71,7 @@ LOOKS = {
     "its creator killed": Look(133.5, {}, 783, (800,)),
     "two importers of two users on one GPU, creator killed": Look(144.0, {}),
     "the first importer killed too": Look(147.7, {}),
-    "an exported pool, two importers of two users, creator killed": Look(
-        158.0, {(0, 902): 3.0}, 876, (891, 902)
-    ),
+    "an exported pool, importers of two users, creator killed": Look(158.0, {(0, 902): 3.0}, 876, (891, 902)),
     "the first importer of the pool killed too": Look(161.6, {(0, 902): 3.0}, 876, (902,)),
     "an importer on each GPU, creator killed": Look(171.8, {}, 929, (944, 957)),
     "the importer on the same GPU killed too": Look(175.5, {}, 929, (957,)),
@@ -103,11 +101,10 @@ def test_nobody_is_given_what_another_one_has(look: Look) -> None:
             assert most >= has - 32 * MIB
 
 
-@pytest.mark.parametrize(
-    "look",
-    [look for look in LOOKS.values() if look.creator],
-    ids=[name for name in LOOKS if LOOKS[name].creator],
-)
+NAMED = {name: look for name, look in LOOKS.items() if look.creator}
+
+
+@pytest.mark.parametrize("look", NAMED.values(), ids=NAMED)
 def test_what_a_killed_program_left_is_named(look: Look) -> None:
     """Memory of a killed program is named after it, with the processes of any GPU that can have it."""
     device = replay("sharing").at(look.at).devices[0]
@@ -153,16 +150,14 @@ def test_ranks_that_wait_in_turns_on_one_gpu_are_all_named() -> None:
     """Four ranks that wait on one GPU, which it runs in turns, and the one on the other GPU, are named."""
     said = busy_without_work("hangs-in-turns")
     assert said.keys() == {*((0, pid) for pid in IN_TURNS), (1, 592)}
-    assert all(
-        since - IN_TURNS_SINCE == pytest.approx(0, abs=2) for times in said.values() for since in times
-    )
+    assert all(since - TURNS_SINCE == pytest.approx(0, abs=2) for times in said.values() for since in times)
 
 
 def test_ranks_that_wait_in_turns_are_named_in_each_sample() -> None:
     """From two minutes after the hang until a job goes on, no sample leaves out a rank that waits."""
     readings, snapshots = replay("hangs-in-turns", 30.0)
     for reading, snapshot in zip(readings, snapshots, strict=True):
-        if IN_TURNS_SINCE + 125 < reading.monotonic < 202:
+        if TURNS_SINCE + 125 < reading.monotonic < 202:
             named = {each.pid for each in snapshot.devices[0].holdings if each.busy_without_work_since}
             assert named == IN_TURNS.keys()
 

@@ -16,9 +16,6 @@ import pytest
 
 from tests.support.listening import FAKE, PROJECT
 
-INHERENT = ("PYTHONPATH=", "VRAMLEDGER_AGENT")
-"""The beginnings of the variables that tell every Python of a program of the agent."""
-
 REPORT = [
     "/bin/cat",
     *(
@@ -87,11 +84,10 @@ environ = {**os.environ, **{"LARGE%d" % number: "x" * 1000 for number in range(8
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return ``vramledger-agent`` as pip installs it, beside Python's program and ``vramledger``."""
     directory = tmp_path_factory.mktemp("bin")
-    for name, package in (("vramledger", "vramledger"), ("vramledger-agent", "vramledger_agent")):
+    for name in ("vramledger", "vramledger-agent"):
         program = directory / f"{name}-python"
-        program.write_text(
-            f"#!{sys.executable}\nimport sys\nfrom {package}.cli import main\nsys.exit(main())\n"
-        )
+        begin = f"from {name.replace('-', '_')}.cli import main"
+        program.write_text(f"#!{sys.executable}\nimport sys\n{begin}\nsys.exit(main())\n")
         program.chmod(0o755)
         shutil.copy(PROJECT / "exporter" / "agent" / "vramledger.sh", directory / name)
     return directory / "vramledger-agent"
@@ -114,8 +110,8 @@ def ended(command: list[str], environ: dict[str, str] | None = None, place: Path
 
 
 def without_inherent(lines: list[bytes]) -> list[bytes]:
-    """Leave out the variables that the agent needs."""
-    return [line for line in lines if not line.startswith(tuple(map(str.encode, INHERENT)))]
+    """Leave out the variables that tell every Python of a program of the agent."""
+    return [line for line in lines if not line.startswith((b"PYTHONPATH=", b"VRAMLEDGER_AGENT"))]
 
 
 def facts(lines: list[bytes]) -> list[bytes]:
@@ -375,10 +371,8 @@ def test_what_a_python_program_can_say(name: str, run: Path, tmp_path: Path) -> 
     code = PROGRAMS[name].format(framework=WAIT) if name in PROGRAMS else ALONE[name]
     program = tmp_path / "program.py"
     program.write_text(code)
-    environ = {
-        key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VRAMLEDGER"))
-    }
-    environ |= {"PYTHONPATH": str(FAKE), "PYTHONDONTWRITEBYTECODE": "1", "LC_ALL": "C.UTF-8"}
+    plain = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VRAMLEDGER"))}
+    environ = {**plain, "PYTHONPATH": str(FAKE), "PYTHONDONTWRITEBYTECODE": "1", "LC_ALL": "C.UTF-8"}
     command = [sys.executable, str(program)]
     without = ended(command, environ, tmp_path)
     starter = [str(run), "run", "--agent.socket", str(tmp_path / "none"), "--"]

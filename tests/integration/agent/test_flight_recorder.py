@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.listening import AGENT_ROOT, FAKE, environment, finish, start
-from tests.support.recorded_torch import BEGINNING, CONSENT, FROM_START, MIB, REQUEST, peak, reports, run
+from tests.support.listening import AGENT_ROOT
+from tests.support.recorded_torch import CONSENT, FROM_START, MIB, REQUEST, peak, reports, run
 from tests.support.sure import sure
 from vramledger_agent.oom import report_file
 from vramledger_agent.torch_snapshots.safe_pickle import load_plain
@@ -22,45 +22,39 @@ def snapshot_of(report: dict[str, Any]) -> AllocationSnapshot:
     return parse_snapshot(load_plain(Path(report["snapshot"])))
 
 
-def text_of(place: Path) -> str:
-    (path,) = (place / "reports").glob("*.txt")
-    return path.read_text()
-
-
-def functions(entries: list[dict[str, Any]]) -> list[str]:
-    return [entry["function"] for entry in entries]
+def reported(place: Path, code: str, **variables: str) -> tuple[dict[str, Any], str]:
+    """Run a program to its end; return the one report that it wrote, and the report's text."""
+    run(place, code, **variables)
+    (report,), (path,) = reports(place), (place / "reports").glob("*.txt")
+    return report, path.read_text()
 
 
 def test_the_failing_stack_needs_no_recording(place: Path) -> None:
     """Every report names the lines that failed; without consent nothing is recorded or dumped."""
-    run(place, "step(); fail(); assert torch.cuda.memory.recording is None")
-    (report,) = reports(place)
+    report, text = reported(place, "step(); fail(); assert torch.cuda.memory.recording is None")
     assert report["stack"]["phase"] == "forward"
-    assert functions(report["stack"]["frames"])[-2:] == ["fail", "<module>"]
+    assert [frame["function"] for frame in report["stack"]["frames"]][-2:] == ["fail", "<module>"]
     assert "snapshot" not in report
     assert "flight" not in report
-    assert "Where it failed" in text_of(place)
+    assert "Where it failed" in text
     assert not list((place / "reports").glob("*.pickle"))
 
 
 def test_a_recording_from_the_start_has_every_line(place: Path) -> None:
     """Parameters made before anything else have their line of code, at a failure and in its snapshot."""
-    run(place, "step(); fail()", **FROM_START)
-    (report,) = reports(place)
+    report, _ = reported(place, "step(); fail()", **FROM_START)
     lines = {line["function"]: line["bytes"] for line in report["flight"]["lines"]}
     assert lines["make_model" if "make_model" in lines else "<listcomp>"] == 3 * MIB
     assert lines["step"] == 6 * MIB, "the optimizer's state, by the line that stepped"
     assert report["flight"]["from_start"] is True
-    shown = snapshot_text(snapshot_of(report))
-    assert "before the recording" not in shown
+    assert "before the recording" not in snapshot_text(snapshot_of(report))
     assert Path(report["snapshot"]).stat().st_mode & 0o777 == 0o600
 
 
 def test_old_blocks_keep_their_lines_when_the_ring_is_full(place: Path) -> None:
     """A recording drops old events, and still names the line of a block that was allocated before them."""
     code = "kept = torch.Tensor(7 * M)\nfor _ in range(1000):\n    step()\nfail()"
-    run(place, code, **FROM_START)
-    (report,) = reports(place)
+    report, _ = reported(place, code, **FROM_START)
     assert len(snapshot_of(report).events) == 10_000
     assert (7 * MIB, 1) in [(line["bytes"], line["blocks"]) for line in report["flight"]["lines"]]
     assert all(step["whole"] for step in report["flight"]["steps"] if step["finished"])
@@ -68,14 +62,12 @@ def test_old_blocks_keep_their_lines_when_the_ring_is_full(place: Path) -> None:
 
 def test_a_list_of_all_objects_makes_no_allocator(place: Path) -> None:
     """A program that lists all objects, as profilers of memory do, is reported on all the same."""
-    run(place, "import gc\nkept = gc.get_objects()\nstep()\nfail()")
-    assert len(reports(place)) == 1
+    reported(place, "import gc\nkept = gc.get_objects()\nstep()\nfail()")  # it has one report
 
 
 def test_peaks_within_the_steps(place: Path) -> None:
     """The peaks of forward, backward and optimizer are exact, each with its categories."""
-    run(place, "step(); step(); step(); fail()", **FROM_START)
-    (report,) = reports(place)
+    report, _ = reported(place, "step(); step(); step(); fail()", **FROM_START)
     last = [step for step in report["flight"]["steps"] if step["finished"]][-1]
     assert (last["whole"], last["batch"]) == (True, 8)
     assert last["phases"] == {
@@ -91,10 +83,9 @@ def test_peaks_within_the_steps(place: Path) -> None:
 @pytest.mark.parametrize("clear", [True, False])
 def test_a_missing_zero_grad(place: Path, clear: bool, variables: dict[str, str]) -> None:
     """Gradients that live from step to step are named, with a recording and without; others never."""
-    run(place, f"for _ in range(6):\n    step(clear={clear})\nfail()", **variables)
-    (report,) = reports(place)
+    report, text = reported(place, f"for _ in range(6):\n    step(clear={clear})\nfail()", **variables)
     assert report["gradients_kept"] is not clear
-    assert ("zero_grad() is missing" in text_of(place)) is not clear
+    assert ("zero_grad() is missing" in text) is not clear
     if variables:
         steps = [step for step in report["flight"]["steps"] if step["finished"]]
         assert steps[-1]["gradients_before_backward"] == (0 if clear else 3 * MIB)
@@ -103,16 +94,10 @@ def test_a_missing_zero_grad(place: Path, clear: bool, variables: dict[str, str]
 
 def test_a_gradient_in_a_bucket_says_nothing(place: Path) -> None:
     """A gradient that is a part of a larger tensor has the version of that, so nothing is said of it."""
-    code = """
-        torch.Tensor.view = True
-        for _ in range(6):
-            step(clear=False)
-        fail()
-    """
-    run(place, code)
-    (report,) = reports(place)
+    code = "torch.Tensor.view = True\nfor _ in range(6):\n    step(clear=False)\nfail()"
+    report, text = reported(place, code)
     assert report["gradients_kept"] is None
-    assert "zero_grad" not in text_of(place)
+    assert "zero_grad" not in text
 
 
 def test_only_our_own_files_are_removed(tmp_path: Path) -> None:
@@ -131,14 +116,8 @@ def test_only_our_own_files_are_removed(tmp_path: Path) -> None:
 
 def test_types_of_numbers(place: Path) -> None:
     """Bytes by type of number show whether mixed precision is on, and so does the state of autocast."""
-    code = """
-        torch.autocast = torch.bfloat16
-        step()
-        kept = forward(4)
-        fail()
-    """
-    run(place, code, **FROM_START)
-    (report,) = reports(place)
+    code = "torch.autocast = torch.bfloat16\nstep()\nkept = forward(4)\nfail()"
+    report, text = reported(place, code, **FROM_START)
     assert report["autocast"] == "bfloat16"
     assert report["flight"]["types"] == {
         "parameters": {"float32": 3 * MIB},
@@ -146,7 +125,7 @@ def test_types_of_numbers(place: Path) -> None:
         "optimizer": {"float32": 6 * MIB},
     }
     assert report["flight"]["forward_types"] == {"bfloat16": 3 * 4 * 512 * 2}
-    assert "100% bfloat16" in text_of(place)
+    assert "100% bfloat16" in text
 
 
 @pytest.mark.parametrize("phase", ["optimizer", "backward"])
@@ -169,11 +148,10 @@ def test_autocast_outside_of_the_forward_pass_says_nothing(place: Path, phase: s
         with handler.observer._busy:  # it is written
             pass
     """
-    run(place, code)
-    (report,) = reports(place)
+    report, text = reported(place, code)
     assert report["stack"]["phase"] == phase
     assert report["autocast"] is None
-    assert "Autocast" not in text_of(place)
+    assert "Autocast" not in text
 
 
 @pytest.mark.parametrize(
@@ -201,13 +179,9 @@ def test_the_batch_that_fits(place: Path, batches: tuple[int, ...], failed: int,
         kept[-1].grad_fn = torch.Node("ReluBackward0", torch.float32, ({failed}, 512), node)
         fail(64 * M)
     """
-    run(place, code, **FROM_START)
-    (report,) = reports(place)
-    assert report["flight"]["batch"] == failed
-    found = report["flight"]["fitting_batch"]
-    assert found == fits
-    if found is not None:
-        assert f"By the slope of the last steps {found} fits" in text_of(place)
+    report, text = reported(place, code, **FROM_START)
+    assert (report["flight"]["batch"], report["flight"]["fitting_batch"]) == (failed, fits)
+    assert (f"By the slope of the last steps {fits} fits" in text) is (fits is not None)
 
 
 def test_a_collector_that_is_off_costs_nothing(place: Path) -> None:
@@ -227,23 +201,19 @@ def test_a_collector_that_is_off_costs_nothing(place: Path) -> None:
     assert run(place, code, **FROM_START) == "[4, None]\n"
 
 
-STALE = """
-stale = forward(4)
-stale[-1].stale = True
-on_the_host = torch.Tensor(4, kind="cpu")
-on_the_host.stale = True
-"""
-
-
 def test_a_stale_view_costs_nothing(place: Path) -> None:
     """A view whose base a step has changed is left out; batch and flight of all others stay known."""
-    code = STALE + textwrap.dedent("""
+    code = """
+        stale = forward(4)
+        stale[-1].stale = True
+        on_the_host = torch.Tensor(4, kind="cpu")
+        on_the_host.stale = True
         from vramledger_agent.torch.recording import recording
         step(8)
         kept = forward(16)
         fail()
         print([mark.batch for mark in recording.marks])
-    """)
+    """
     assert run(place, code, **FROM_START) == "failed\n[8]\n"
     (report,) = reports(place)
     assert report["flight"]["batch"] == 16
@@ -306,9 +276,7 @@ def test_a_forked_child_reads_nothing(place: Path) -> None:
 
 
 @pytest.mark.parametrize(("variables", "hooks"), [({}, 0), (CONSENT, 1), (FROM_START, 1)])
-def test_the_start_of_steps_is_seen_only_by_consent(
-    place: Path, variables: dict[str, str], hooks: int
-) -> None:
+def test_the_start_of_steps_is_seen_by_consent(place: Path, variables: dict[str, str], hooks: int) -> None:
     """The hook before a step, which every step would pay for, is there only where a recording may come."""
     code = "import torch.optim.optimizer as module\nprint(len(module._pre_hooks), len(module._hooks))"
     assert run(place, code, **variables) == f"{hooks} 1\n"
@@ -316,11 +284,9 @@ def test_the_start_of_steps_is_seen_only_by_consent(
 
 def test_more_than_there_is(place: Path) -> None:
     """The report says how many bytes were missing, from what the allocator and the device have left."""
-    run(place, "fail(100 * 2**30)")
-    (report,) = reports(place)
-    in_use = report["pool"]["active"]
-    assert report["missing"] == 100 * 2**30 + in_use - 80 * 2**30
-    assert "more than it could get    20.00 GiB" in text_of(place)
+    report, text = reported(place, "fail(100 * 2**30)")
+    assert report["missing"] == 100 * 2**30 + report["pool"]["active"] - 80 * 2**30
+    assert "more than it could get    20.00 GiB" in text
 
 
 def test_a_report_keeps_no_tensor(place: Path) -> None:
@@ -342,9 +308,9 @@ def test_a_report_keeps_no_tensor(place: Path) -> None:
 def test_a_recording_of_the_program_stays(place: Path, moment: str) -> None:
     """A program that records by itself keeps its recording: ours does not begin, or has ended with it."""
     record = "torch.cuda.memory._record_memory_history(max_entries=5)"
-    first = record if moment == "before" else "None"
+    first, second = (record, "") if moment == "before" else ("", record)
     code = f"""
-        {record if moment == "after" else ""}
+        {second}
         step()
         fail()
         print(torch.cuda.memory.recording["most"])
@@ -354,22 +320,19 @@ def test_a_recording_of_the_program_stays(place: Path, moment: str) -> None:
         fail()
         print(torch.cuda.memory.recording)
     """
-    program = f"import torch\n{first}\n{BEGINNING}{textwrap.dedent(code)}"
-    out = finish(start(program, environment(place, FAKE, **FROM_START)))
-    assert out == "failed\n5\nfailed\nNone\n"
+    assert run(place, code, before=first, **FROM_START) == "failed\n5\nfailed\nNone\n"
     assert [("flight" in report) for report in reports(place)] == [False, False]
 
 
 def test_a_torch_that_cannot_record_is_watched_all_the_same(place: Path) -> None:
     """Before PyTorch 2.2 there is no recording, but optimizer steps, categories and reports are there."""
-    old = "import torch\ndel torch._C._cuda_isHistoryEnabled\n"
     code = """
         import torch.optim.optimizer as module
         step()
         fail()
-        print(len(module._hooks), torch.cuda.memory.recording, worker.errors["torch"] > 0)
+        print(len(module._hooks), torch.cuda.memory.recording, worker.errors.pop("torch") > 0)
     """
-    out = finish(start(old + BEGINNING + textwrap.dedent(code), environment(place, FAKE, **FROM_START)))
+    out = run(place, code, before="del torch._C._cuda_isHistoryEnabled", **FROM_START)
     (report,) = reports(place)
     assert out == "failed\n1 None True\n"
     assert report["categories"]["parameters"] == 3 * MIB
@@ -385,13 +348,9 @@ torch.cuda.memory._record_memory_history(max_entries=100_000)
 @pytest.mark.parametrize("work", ["vramledger_agent.stop()", "request(lambda: None, seconds=1.0)"])
 def test_what_replaced_our_recording_goes_on(place: Path, work: str) -> None:
     """A recording of the program that has replaced ours outlives the agent, and is not called ours."""
-    code = f"""
-        step()
-        answer = {work}
-        print(answer, torch.cuda.memory.recording["most"])
-    """
     beginning = f"PATH = {str(place / 'snapshot.pickle')!r}\n{REQUEST}{REPLACED}"
-    out = run(place, beginning + textwrap.dedent(code), **FROM_START)
+    code = f"step()\nprint({work}, torch.cuda.memory.recording['most'])"
+    out = run(place, beginning + code, **FROM_START)
     assert out.split()[-1] == "100000"
     if "request" in work:
         assert out == "program 100000\n"
@@ -414,13 +373,13 @@ def test_a_failure_waits_for_no_frames_of_the_program(place: Path) -> None:
 
 def test_run_asks_for_a_recording() -> None:
     """``run --snapshot-from-start`` records and consents to snapshots; without it a variable stays."""
-    show = "import os; get = os.environ.get; print(get('{0}_CONSENT'), get('{0}_SNAPSHOT_FROM_START'))"
+    names = ("VRAMLEDGER_AGENT_CONSENT", "VRAMLEDGER_AGENT_SNAPSHOT_FROM_START")
+    show = [sys.executable, "-c", f"import os; print(*map(os.environ.get, {names}))"]
+    environ = {**os.environ, "PYTHONPATH": str(AGENT_ROOT)}
     for flags, expected in (
         (("--snapshot-from-start",), "snapshot 1\n"),
         (("--snapshot-from-start", "--allow-reclaim"), "reclaim,snapshot 1\n"),
         ((), "None None\n"),
     ):
-        program = [sys.executable, "-c", show.format("VRAMLEDGER_AGENT")]
-        command = [sys.executable, "-m", "vramledger_agent", "run", *flags, "--", *program]
-        environ = {**os.environ, "PYTHONPATH": str(AGENT_ROOT)}
+        command = [sys.executable, "-m", "vramledger_agent", "run", *flags, "--", *show]
         assert subprocess.check_output(command, env=environ, text=True) == expected

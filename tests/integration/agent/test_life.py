@@ -1,14 +1,22 @@
 """The agent's thread and socket exist only if there is something to report; they do not disturb a program."""
 
 import socket
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
-from tests.support.listening import FAKE, WAIT_FOR_REPORT, FakeExporter, environment, finish, start
+from tests.support.listening import (
+    FAKE,
+    WAIT_FOR_REPORT,
+    FakeExporter,
+    environment,
+    finish,
+    go_on,
+    run,
+    start,
+)
 from tests.support.requirements import require_root
 from tests.support.sure import sure
 from tests.support.waiting import wait_until
@@ -18,16 +26,10 @@ WAIT = "print('ready', flush=True)\nsys.stdin.read()\n"
 THREADS = "len(__import__('os').listdir('/proc/self/task'))"
 
 
-def go_on(process: subprocess.Popen[str]) -> None:
-    """Write the line for which a program waits."""
-    sure(process.stdin).write("\n")
-    sure(process.stdin).flush()
-
-
 def test_no_thread_and_no_socket_before_cuda(place: Path, exporter: FakeExporter) -> None:
     """A program that imports torch and never uses the GPU has no thread, no connection, no CUDA."""
     code = f"import torch, socket, time; time.sleep(0.5); print({THREADS}, torch.calls, torch._C.observers)"
-    assert finish(start(code, environment(place, FAKE))) == "1 [] []\n"
+    assert run(place, code) == "1 [] []\n"
     assert exporter.reports == {}
 
 
@@ -36,27 +38,25 @@ def test_reports_while_it_holds_memory(place: Path, exporter: FakeExporter) -> N
     process = start(TENSOR + WAIT, environment(place, FAKE))
     wait_until(lambda: len(exporter.reports.get(process.pid, [])) > 2, "one more report")
     finish(process)
-    wait_until(lambda: process.pid in exporter.ended, "the end of its connection")
-    reports = exporter.reports[process.pid]
-    sequence = [report["sequence"] for report in reports]
+    last = exporter.last_report(process)
+    sequence = [report["sequence"] for report in exporter.reports[process.pid]]
     assert sequence == sorted(set(sequence))
-    assert reports[-1]["frameworks"][0]["devices"][0]["allocated"] == 2**20
-    assert reports[-1]["errors"] == {}
-    assert reports[-1]["visible"] == {"CUDA_VISIBLE_DEVICES": None, "CUDA_DEVICE_ORDER": None}
+    assert last["frameworks"][0]["devices"][0]["allocated"] == 2**20
+    assert last["errors"] == {}
+    assert last["visible"] == {"CUDA_VISIBLE_DEVICES": None, "CUDA_DEVICE_ORDER": None}
 
 
 def test_a_rank_that_the_program_sets_itself_is_reported(place: Path, exporter: FakeExporter) -> None:
     """A rank that is set after the start is in the reports, as long as the environment has it."""
-    rank = (
-        "import os\nos.environ.update(RANK='1', WORLD_SIZE='2', MASTER_ADDR='localhost', MASTER_PORT='9')\n"
-    )
-    process = exporter.watch(start(TENSOR + "sys.stdin.readline()\n" + rank + WAIT, environment(place, FAKE)))
+    rank = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "9"}
+    code = f"{TENSOR}import os\nsys.stdin.readline()\nos.environ.update({rank})\n{WAIT}"
+    process = exporter.watch(start(code, environment(place, FAKE)))
     assert "rank" not in exporter.reports[process.pid][0]
     go_on(process)
     wait_until(lambda: exporter.reports[process.pid][-1].get("rank"), "a report with a rank")
     finish(process)
-    assert exporter.reports[process.pid][-1]["rank"] == {"number": 1, "size": 2, "job": ":9"}
-    assert exporter.reports[process.pid][-1]["errors"] == {}
+    last = exporter.reports[process.pid][-1]
+    assert (last["rank"], last["errors"]) == ({"number": 1, "size": 2, "job": ":9"}, {})
 
 
 @pytest.mark.parametrize(
@@ -72,18 +72,14 @@ def test_a_rank_that_the_program_sets_itself_is_reported(place: Path, exporter: 
 def test_goes_on_after_a_child(place: Path, exporter: FakeExporter, child: str) -> None:
     """A process that starts children in any way is reported afterwards, and gets no warning."""
     code = (
-        "import multiprocessing, os, time\n" + TENSOR + "sys.stdin.readline()\n" + child
-        + "for _ in range(100): time.sleep(0.01); junk = [[] for _ in range(1000)]\n"
-        + "kept = torch.Tensor(2**22)\n" + WAIT
-    )  # fmt: skip
+        f"import multiprocessing, os, time\n{TENSOR}sys.stdin.readline()\n{child}"
+        "for _ in range(100): time.sleep(0.01); junk = [[] for _ in range(1000)]\n"
+        f"kept = torch.Tensor(2**22)\n{WAIT}"
+    )
     process = exporter.watch(start(code, environment(place, FAKE), "-W", "error"))
     go_on(process)
-
-    def is_reported() -> bool:
-        device = exporter.reports[process.pid][-1]["frameworks"][0]["devices"][0]
-        return bool(device["reserved"] >= 2**22)
-
-    wait_until(is_reported, "it to be reported")
+    reports = exporter.reports[process.pid]
+    wait_until(lambda: reports[-1]["frameworks"][0]["devices"][0]["reserved"] >= 2**22, "it to be reported")
     finish(process)
     assert [pid for pid in exporter.reports if pid != process.pid] == []
 
@@ -153,24 +149,19 @@ def test_hung_exporter_costs_reports_only(place: Path) -> None:
             "worker.settings.interval = 0.001\nworker.stop_thread(1); worker.start()\n"
             "while not worker.session.transport.dropped: time.sleep(0.01)\nprint('ran')\n"
         )
-        process = start(code, environment(place, FAKE))
-        assert finish(process) == "ran\n"
+        assert run(place, code) == "ran\n"
 
 
 def test_closed_descriptors(place: Path, exporter: FakeExporter) -> None:
     """A program that closes all descriptors and opens its own never gets a byte of ours in them."""
-    code = (
-        TENSOR
-        + WAIT_FOR_REPORT
-        + textwrap.dedent(f"""
-        import os
-        sys.stdin.readline()
-        os.closerange(3, 100)
-        own = [os.open({str(place)!r} + "/own%d" % number, os.O_RDWR | os.O_CREAT) for number in range(8)]
-        wait_for_report()
-        print([os.fstat(descriptor).st_size for descriptor in own])
-    """)
-    )
+    code = f"""{TENSOR}{WAIT_FOR_REPORT}
+import os
+sys.stdin.readline()
+os.closerange(3, 100)
+own = [os.open({str(place)!r} + "/own%d" % number, os.O_RDWR | os.O_CREAT) for number in range(8)]
+wait_for_report()
+print([os.fstat(descriptor).st_size for descriptor in own])
+"""
     process = exporter.watch(start(code, environment(place, FAKE)))
     seen = len(exporter.reports[process.pid])
     assert finish(process) == f"{[0] * 8}\n"
@@ -193,8 +184,9 @@ def test_closed_standard_streams(place: Path, exporter: FakeExporter) -> None:
 def test_requests_of_another_user_are_refused(place: Path, exporter: FakeExporter) -> None:
     """Only root and the program's own user may send requests; the agent trusts only the kernel for that."""
     require_root()
-    process = start(TENSOR + WAIT, environment(place, FAKE, VRAMLEDGER_AGENT_CONSENT="reclaim"))
-    wait_until(lambda: process.pid in exporter.connections, "its connection")
+    process = exporter.watch(
+        start(TENSOR + WAIT, environment(place, FAKE, VRAMLEDGER_AGENT_CONSENT="reclaim"))
+    )
     question = {"version": 1, "ask": "reclaim", "seconds": 0.2}
     refused = exporter.request(process.pid, question, user=65534)
     assert (refused["ok"], "only root and the user" in refused["error"]) == (False, True)
@@ -205,9 +197,6 @@ def test_requests_of_another_user_are_refused(place: Path, exporter: FakeExporte
 def test_framework_that_fails(place: Path, exporter: FakeExporter) -> None:
     """If torch's counters raise, figures are missing and the error is counted; the program sees nothing."""
     code = "import sys, torch\ndel torch._C._cuda_getAllocatorBackend\nkept = torch.Tensor(8)\n" + WAIT
-    process = start(code, environment(place, FAKE))
-    wait_until(
-        lambda: exporter.reports.get(process.pid, [{}])[-1].get("errors", {}).get("torch"),
-        "the error in a report",
-    )
+    process = exporter.watch(start(code, environment(place, FAKE)))
+    wait_until(lambda: exporter.reports[process.pid][-1]["errors"].get("torch"), "the error in a report")
     finish(process)

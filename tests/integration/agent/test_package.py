@@ -14,10 +14,7 @@ from tests.support.listening import FAKE, FakeExporter, environment
 from tests.support.packages import PROJECT, built, make_environment, pip
 from tests.support.real_snapshots import unpack
 from tests.support.requirements import do_without
-from tests.support.waiting import wait_until
 from vramledger_agent import __version__
-
-PROGRAM = "import sys, torch; kept = torch.Tensor(8); sys.stdin.read()"
 
 
 @pytest.fixture(scope="module")
@@ -47,20 +44,16 @@ def test_it_brings_itself_alone(installed: Path) -> None:
     names = [module.name for module in pkgutil.walk_packages(vramledger_agent.__path__, "vramledger_agent.")]
     imported = [name for name in names if ".startup" not in name and not name.endswith("__main__")]
     assert len(imported) > 50
-    output(
-        installed, "-c", f"from importlib import import_module\nfor name in {imported}: import_module(name)"
-    )
+    output(installed, "-c", "\n".join(f"import {name}" for name in imported))
 
 
 def test_a_program_is_reported(installed: Path, place: Path, exporter: FakeExporter) -> None:
     """``vramledger-agent run`` of the wheel brings the agent into a program, which is reported."""
-    command: list[str | Path] = [installed.with_name("vramledger-agent"), "run"]
-    command += ["--agent.socket", exporter.path, "--"]
-    environ = {**environment(place), "PYTHONPATH": str(FAKE)}
-    pipe = subprocess.PIPE
-    process = subprocess.Popen([*command, installed, "-c", PROGRAM], env=environ, stdin=pipe, stdout=pipe)
-    wait_until(lambda: exporter.reports.get(process.pid), "a report")
-    process.communicate()
+    run = (installed.with_name("vramledger-agent"), "run", "--agent.socket", exporter.path, "--")
+    program = (installed, "-c", "import sys, torch; kept = torch.Tensor(8); sys.stdin.read()")
+    environ, pipe = environment(place, PYTHONPATH=str(FAKE)), subprocess.PIPE
+    process = subprocess.Popen((*run, *program), env=environ, stdin=pipe, text=True)
+    exporter.watch(process).communicate()
     assert process.returncode == 0
     assert exporter.reports[process.pid][-1]["agent"] == __version__
 
@@ -83,9 +76,9 @@ def test_pip_refuses_an_older_python(dist: Path, tmp_path: Path) -> None:
     """For Python 3.9 pip says which versions the package needs, and installs nothing."""
     target = tmp_path / "target"
     older = ("--python-version", "3.9", "--only-binary", ":all:", "--target", target)
-    command: list[str | Path] = [sys.executable, "-m", "pip", "install", "--no-index"]
-    command += ["--find-links", dist, *older]
-    done = subprocess.run([*command, "vramledger-agent"], check=False, capture_output=True, text=True)
+    install = ("install", "--no-index", "--find-links", dist, *older, "vramledger-agent")
+    command: list[str | Path] = [sys.executable, "-m", "pip", *install]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 1
     assert "requires a different Python: 3.9.0 not in '>=3.10'" in done.stderr
     assert not target.exists()

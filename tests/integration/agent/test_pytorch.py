@@ -10,17 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.listening import (
-    AGENT_ROOT,
-    FAKE,
-    WAIT_FOR_REPORT,
-    FakeExporter,
-    environment,
-    finish,
-    start,
-)
+from tests.support import listening
+from tests.support.listening import FAKE, WAIT_FOR_REPORT, FakeExporter, environment, finish, go_on, start
 from tests.support.requirements import require_root
-from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from vramledger_agent.oom import report_file
 
@@ -35,6 +27,11 @@ def reported(exporter: FakeExporter, place: Path, code: str, **variables: str) -
     out = finish(process)
     assert "[('cuInit', True)]" in out or "calls" not in code
     return exporter.last_report(process)
+
+
+def run(place: Path, code: str, **variables: str) -> str:
+    """Run a program to its end; return its output."""
+    return listening.run(place, BEGINNING + textwrap.dedent(code), **variables)
 
 
 TRAIN = """
@@ -54,20 +51,19 @@ print(torch.calls)
 def test_categories(place: Path, exporter: FakeExporter) -> None:
     """The categories add up to the allocated bytes, on the tensors' device, without a CUDA call."""
     report = reported(exporter, place, TRAIN)
-    devices = report["frameworks"][0]["devices"]
-    assert [device["ordinal"] for device in devices] == [1]
-    assert devices[0]["categories"] == {
-        "parameters": 3000, "gradients": 3000, "optimizer": 6000, "activations": 500,
-    }  # fmt: skip
-    assert devices[0]["allocated"] == 12_500
+    (device,) = report["frameworks"][0]["devices"]
+    categories = {"parameters": 3000, "gradients": 3000, "optimizer": 6000, "activations": 500}
+    assert (device["ordinal"], device["categories"], device["allocated"]) == (1, categories, 12_500)
+
+
+HOLD = "kept = torch.Tensor(8)\nwait_for_report()\nprint(torch.calls)\n"
 
 
 def test_only_reads(place: Path, exporter: FakeExporter) -> None:
     """With every allocator, only the program itself calls CUDA, and no peak is reset."""
-    code = "kept = torch.Tensor(8)\nwait_for_report()\nprint(torch.calls)\n"
     for backend, supported in (("native", True), ("cudaMallocAsync", False), ("pluggable", False)):
         exporter.reports.clear()
-        report = reported(exporter, place, code, FAKE_TORCH_BACKEND=backend)
+        report = reported(exporter, place, HOLD, FAKE_TORCH_BACKEND=backend)
         entry = report["frameworks"][0]
         assert (entry["allocator"], entry["supported"]) == (backend, supported)
         assert ("devices" in entry) is supported
@@ -76,8 +72,7 @@ def test_only_reads(place: Path, exporter: FakeExporter) -> None:
 
 def test_settings_and_pinned_memory(place: Path, exporter: FakeExporter) -> None:
     """Settings and pinned memory are reported; expandable segments hide the bytes that could be reclaimed."""
-    code = "kept = torch.Tensor(8)\nwait_for_report()\nprint(torch.calls)\n"
-    report = reported(exporter, place, code, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
+    report = reported(exporter, place, HOLD, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
     (entry,) = report["frameworks"]
     assert entry["settings"] == {
         "expandable_segments": "true", "garbage_collection_threshold": "off",
@@ -91,9 +86,7 @@ def test_settings_and_pinned_memory(place: Path, exporter: FakeExporter) -> None
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_beside_an_allocator_of_the_program_nothing_is_read(
-    place: Path, exporter: FakeExporter, moment: str
-) -> None:
+def test_beside_its_own_allocator_nothing_is_read(place: Path, exporter: FakeExporter, moment: str) -> None:
     """PyTorch calls such an allocator with its lock held: to read its counters then could be a deadlock."""
     code = textwrap.dedent("""
         import os
@@ -123,8 +116,7 @@ def test_beside_an_allocator_of_the_program_nothing_is_read(
 
     if moment == "after":
         wait_until(lambda: framework().get("supported") is True, "a report")
-        sure(process.stdin).write("\n")
-        sure(process.stdin).flush()
+        go_on(process)
     wait_until(lambda: framework().get("supported") is False, "a report without figures")
     assert "devices" not in framework()
     out, _ = process.communicate("\n")
@@ -184,9 +176,8 @@ for name in ("oom.handler", "worker"):
 def test_out_of_memory_is_the_last_thing(place: Path, exporter: FakeExporter, end: str) -> None:
     """The exporter learns of a failure before the program sees its exception, however the program ends."""
     code = PATIENT + OOM.replace("wait_for_report()", "sys.stdin.readline()") + f"import os\n{end}\n"
-    process = exporter.watch(
-        start(BEGINNING + code, environment(place, FAKE, VRAMLEDGER_AGENT_INTERVAL="60"))
-    )
+    environ = environment(place, FAKE, VRAMLEDGER_AGENT_INTERVAL="60")
+    process = exporter.watch(start(BEGINNING + code, environ))
     process.communicate("\n")
     assert exporter.last_report(process)["last_oom"]["verdict"] == "too_big"
 
@@ -215,11 +206,8 @@ def test_a_leak_within_seconds(place: Path, exporter: FakeExporter) -> None:
         except torch._C.OutOfMemoryError:
             print(len(kept))
     """)
-    process = exporter.watch(
-        start(BEGINNING + code, environment(place, FAKE, VRAMLEDGER_AGENT_INTERVAL="60"))
-    )
-    process.communicate("\n")
-    assert exporter.last_report(process)["last_oom"]["verdict"] == "leaking"
+    report = reported(exporter, place, code, VRAMLEDGER_AGENT_INTERVAL="60")
+    assert report["last_oom"]["verdict"] == "leaking"
 
 
 def test_out_of_memory_says_who_holds_the_device(place: Path, exporter: FakeExporter) -> None:
@@ -243,7 +231,7 @@ def test_out_of_memory_says_who_holds_the_device(place: Path, exporter: FakeExpo
 
 def test_out_of_memory_never_raises(place: Path) -> None:
     """Whatever fails in the observer, the program sees torch's own exception; Ctrl-C is raised afterwards."""
-    code = textwrap.dedent("""
+    code = """
         kept = torch.Tensor(8)
         from vramledger_agent.oom import handler
         while not handler.observer.attached:
@@ -261,9 +249,8 @@ def test_out_of_memory_never_raises(place: Path) -> None:
                     pass
             except KeyboardInterrupt:
                 print("interrupted")
-    """)
-    process = start(BEGINNING + code, environment(place, FAKE))
-    out = finish(process).split()
+    """
+    out = run(place, code).split()
     assert out[:2] == ["theirs", "theirs"]
     assert "interrupted" in out
 
@@ -305,8 +292,7 @@ def test_hooks_of_the_program(place: Path, exporter: FakeExporter, hook: str) ->
 @pytest.mark.both
 def test_prometheus_collector_alone(place: Path) -> None:
     """The program's own registry has the figures of now, without ``start()``; no scrape counts for growth."""
-    code = textwrap.dedent("""
-        import sys, torch
+    code = """
         import vramledger_agent
         from prometheus_client import CollectorRegistry, generate_latest
         registry = CollectorRegistry()
@@ -321,15 +307,14 @@ def test_prometheus_collector_alone(place: Path) -> None:
         for _ in range(300):
             generate_latest(registry)
         print(len(allocator.minima(0)) - before < 100)
-    """)
-    environ = environment(place, FAKE, AGENT_ROOT, VRAMLEDGER_AGENT="0")
-    assert finish(start(code, environ)) == "False\nTrue\nTrue\n"
+    """
+    environ = environment(place, FAKE, listening.AGENT_ROOT, VRAMLEDGER_AGENT="0")
+    assert finish(start(BEGINNING + textwrap.dedent(code), environ)) == "False\nTrue\nTrue\n"
 
 
 def test_a_hung_exporter_is_waited_for_once(place: Path) -> None:
     """A program that catches many failures waits for an exporter that does not answer only at the first."""
-    code = textwrap.dedent("""
-        import sys, time, torch
+    code = """
         from vramledger_agent import transport
         kept = torch.Tensor(8)
         from vramledger_agent.oom import handler
@@ -347,11 +332,11 @@ def test_a_hung_exporter_is_waited_for_once(place: Path) -> None:
             except torch._C.OutOfMemoryError:
                 pass
         print(len(asked))
-    """)
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as hung:
         hung.bind(str(place / "agent.sock"))
         hung.listen(1)
-        assert finish(start(code, environment(place, FAKE, AGENT_ROOT))) == "1\n"
+        assert run(place, code) == "1\n"
 
 
 STEPS = """
@@ -378,8 +363,7 @@ def test_an_unusual_optimizer(place: Path, exporter: FakeExporter) -> None:
         steps.after_step(Unreferable())
         print(worker.errors, bool(steps._hook_handles), steps.categories(0, 10**6))
     """)
-    out = finish(start(BEGINNING + code, environment(place, FAKE))).splitlines()
-    assert out == [f"{[{0: [100, 100, 200]}] * 3} True", "{} True None"]
+    assert run(place, code).splitlines() == [f"{[{0: [100, 100, 200]}] * 3} True", "{} True None"]
     assert exporter.reports
 
 
@@ -398,7 +382,7 @@ def test_a_step_in_the_backward_pass_is_no_boundary(place: Path, exporter: FakeE
         optimizer.step()
         print(len(steps.counts), ran)
     """)  # fmt: skip
-    assert finish(start(BEGINNING + code, environment(place, FAKE))) == "{} []\n1 [-1]\n"
+    assert run(place, code) == "{} []\n1 [-1]\n"
     assert exporter.reports
 
 
@@ -414,7 +398,7 @@ def test_a_framework_that_is_the_last_import(place: Path, name: str) -> None:
 
 def test_the_requester_is_told_of_a_signal(place: Path, exporter: FakeExporter) -> None:
     """A signal during what a request does at a step's end is the program's; the requester gets an error."""
-    code = textwrap.dedent("""
+    code = """
         import signal, _thread
         from vramledger_agent import step_boundary
         told = []
@@ -427,18 +411,16 @@ def test_the_requester_is_told_of_a_signal(place: Path, exporter: FakeExporter) 
             _thread.start_new_thread(wait, ())
             while not step_boundary.is_awaited():
                 time.sleep(0.01)
-        for function in (lambda: signal.raise_signal(signal.SIGINT), lambda: 1 / 0, lambda: 3):
+        works = (lambda: signal.raise_signal(signal.SIGINT), lambda: 1 / 0, lambda: 3)
+        for done, function in enumerate(works):
             ask(function)
             try:
                 step_boundary.run_pending()
             except KeyboardInterrupt:
                 print("theirs")
-            while len(told) < 1 or step_boundary.is_awaited():
+            while len(told) <= done or step_boundary.is_awaited():
                 time.sleep(0.01)
-        while len(told) < 3:
-            time.sleep(0.01)
         print(told)
-    """)
-    expected = "theirs\n['InterruptedError', 'ZeroDivisionError', 3]\n"
-    assert finish(start(BEGINNING + code, environment(place, FAKE, AGENT_ROOT))) == expected
+    """
+    assert run(place, code) == "theirs\n['InterruptedError', 'ZeroDivisionError', 3]\n"
     assert not exporter.reports

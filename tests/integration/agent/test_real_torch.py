@@ -12,9 +12,10 @@ from tests.support.requirements import require_frameworks
 pytestmark = pytest.mark.thorough
 
 
-def run(place: Path, code: str, *flags: str) -> str:
+def run(place: Path, code: str, *path: Path, **variables: str) -> str:
     """Run a program under the Python that has torch, with the agent inside; return what it printed."""
-    return finish(start(textwrap.dedent(code), environment(place), *flags, python=require_frameworks()))
+    environ = environment(place, *path, **variables)
+    return finish(start(textwrap.dedent(code), environ, python=require_frameworks()))
 
 
 def test_to_name_lines_it_imports_nothing(place: Path) -> None:
@@ -102,12 +103,10 @@ def test_recorded_steps_train_the_same(place: Path) -> None:
             assert [each.bytes for each in watched.counts.values()] == [{{}}], "no tensor is on a GPU"
         print([round(value, 6) for value in model.weight.flatten().tolist()])
     """
-    environ = environment(place, VRAMLEDGER_AGENT_CONSENT="snapshot")
-    found = []
-    for recorded in (True, False):
-        program = textwrap.dedent(code.format(recorded=recorded))
-        found.append(finish(start(program, environ, python=require_frameworks())))
-    assert found[0] == found[1]
+    recorded, plain = (
+        run(place, code.format(recorded=each), VRAMLEDGER_AGENT_CONSENT="snapshot") for each in (True, False)
+    )
+    assert recorded == plain
 
 
 def test_a_graph_shows_its_batch_and_types(place: Path) -> None:
@@ -174,11 +173,9 @@ def test_ranks_that_a_program_spawns_are_known(place: Path, tmp_path: Path) -> N
     ports = free_port(), free_port()
     methods = f"tcp://localhost:{ports[0]}", f"file://{tmp_path}/meeting"
     code = f"import spawned; spawned.main('{ports[1]}', {', '.join(map(repr, methods))})"
-    said = finish(start(code, environment(place, tmp_path), python=require_frameworks()))
     jobs = f":{ports[0]}", f":{tmp_path}/meeting", f":{ports[1]}", f":{ports[1]}"
-    assert sorted(said.splitlines()) == [
-        ", ".join(["none", *(f"{rank} of 2 at {job}" for job in jobs)]) for rank in (0, 1)
-    ]
+    expected = [", ".join(["none", *(f"{rank} of 2 at {job}" for job in jobs)]) for rank in (0, 1)]
+    assert sorted(run(place, code, tmp_path).splitlines()) == expected
 
 
 def test_views_that_a_step_has_made_stale(place: Path) -> None:

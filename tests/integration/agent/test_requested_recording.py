@@ -21,9 +21,7 @@ def requested(place: Path, code: str, **variables: str) -> tuple[str, Training]:
 
 def test_a_recorded_step_is_whole(place: Path) -> None:
     """``snapshot --step`` has the peaks of exactly one step, and the recording has ended afterwards."""
-    code = """
-        print(request(step, step=True, seconds=30.0), torch.cuda.memory.recording)
-    """
+    code = "print(request(step, step=True, seconds=30.0), torch.cuda.memory.recording)"
     out, training = requested(place, code, **CONSENT)
     assert out == "agent None\n"
     (step,) = [step for device in training.devices for step in device.steps if step.finished]
@@ -131,8 +129,7 @@ def test_reference_cycles_by_place(place: Path, enabled: bool) -> None:
         assert [(cycle.size, cycle.cycles) for cycle in garbage.cycles] == [(5 * MIB, 2), (2 * MIB, 1)]
         assert ("function", "<lambda>") in [(kind, frame.name) for kind, frame in garbage.cycles[0].objects]
         assert "Holder" in [kind for kind, _ in garbage.cycles[0].objects]
-        shown = training_text(training)
-        assert "collector freed 7.0 MiB" in shown
+        assert "collector freed 7.0 MiB" in training_text(training)
 
 
 def test_no_cycle_is_said_to_be_none(place: Path) -> None:

@@ -2,19 +2,12 @@
 
 import sys
 import textwrap
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from tests.support.listening import (
-    AGENT_ROOT,
-    FAKE,
-    WAIT_FOR_REPORT,
-    FakeExporter,
-    environment,
-    finish,
-    start,
-)
+from tests.support.listening import WAIT_FOR_REPORT, FakeExporter, run
 
 BEGINNING = """
 import os, random, signal, sys, time
@@ -60,6 +53,9 @@ def count(work, tries, longest):
             arrived += 1
     print(raised == tries, arrived + dropped == tries)
 """
+
+NO_WARNING = ("-W", "ignore:This process:DeprecationWarning")
+"""A signal in the hook before a fork may keep our thread alive, of which Python 3.12 then warns."""
 
 WORK = {
     "collections": ("[[[]] for _ in range(3000)]", 0.001),
@@ -112,12 +108,10 @@ def test_every_exception_of_a_handler_arrives(place: Path, exporter: FakeExporte
     """Signals at random moments raise as many exceptions in the program as they would without the agent."""
     statement, longest = WORK[work]
     code = f"{BEGINNING}{WAIT_FOR_REPORT}{SETUP}count(lambda: {statement}, 500, {longest})\n"
-    # A signal in the hook before a fork may keep our thread alive, of which Python 3.12 then warns.
-    flags = ("-W", "ignore:This process:DeprecationWarning")
     recorded = {"VRAMLEDGER_AGENT_SNAPSHOT_FROM_START": "1"} if work.startswith("recorded") else {}
     if work != "imports":
         code += "assert not dropped, dropped\n"
-    assert finish(start(code, environment(place, FAKE, **recorded), *flags)) == "True True\n"
+    assert run(place, code, *NO_WARNING, **recorded) == "True True\n"
     assert exporter.reports
 
 
@@ -150,7 +144,7 @@ def test_handlers_of_every_kind(place: Path, kind: str) -> None:
                 print("arrived", counted)
         print(counted)
     """)  # fmt: skip
-    assert finish(start(code, environment(place, AGENT_ROOT))) == "arrived []\n['error']\n"
+    assert run(place, code) == "arrived []\n['error']\n"
 
 
 def test_a_signal_reaches_the_thread_that_waits_for_it(place: Path, exporter: FakeExporter) -> None:
@@ -165,7 +159,7 @@ def test_a_signal_reaches_the_thread_that_waits_for_it(place: Path, exporter: Fa
         wait_for_report()
         print("all")
     """)
-    assert finish(start(WAIT_FOR_REPORT + code, environment(place, FAKE))) == "all\n"
+    assert run(place, WAIT_FOR_REPORT + code) == "all\n"
     assert exporter.reports
 
 
@@ -223,8 +217,7 @@ def test_a_fork_interrupted_at_any_step_leaves_one_thread(place: Path, exporter:
             assert arrived, step
         print(step > 10, worker.errors)
     """)
-    flags = ("-W", "ignore:This process:DeprecationWarning")
-    assert finish(start(WAIT_FOR_REPORT + code, environment(place, FAKE), *flags)) == "True {}\n"
+    assert run(place, WAIT_FOR_REPORT + code, *NO_WARNING) == "True {}\n"
     assert exporter.reports
 
 
@@ -250,10 +243,8 @@ def test_a_fork_leaves_the_thread_where_the_program_has_others(place: Path, expo
     """)
     if not exporter_there:
         code = code.replace("wait_for_report()", "__import__('time').sleep(0.6)")
-        assert finish(start(code, environment(place, FAKE))) == "True\n"
-        return
-    with FakeExporter(place / "agent.sock"):
-        assert finish(start(WAIT_FOR_REPORT + code, environment(place, FAKE))) == "True\n"
+    with FakeExporter(place / "agent.sock") if exporter_there else nullcontext():
+        assert run(place, WAIT_FOR_REPORT + code) == "True\n"
 
 
 def test_a_report_interrupted_anywhere_is_passed_on(place: Path, exporter: FakeExporter) -> None:
@@ -296,6 +287,5 @@ def test_a_report_interrupted_anywhere_is_passed_on(place: Path, exporter: FakeE
             assert oom_handler.observer._reports == 1, f"no report is written after step {step}"
         print(step > 100, lost)
     """)
-    beginning = f"{WAIT_FOR_REPORT}{SETUP}"
-    assert finish(start(beginning + code, environment(place, FAKE))) == "True []\n"
+    assert run(place, WAIT_FOR_REPORT + SETUP + code) == "True []\n"
     assert exporter.reports

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.listening import AGENT_ROOT, FAKE, STARTUP, FakeExporter, environment, finish, start
+from tests.support.listening import AGENT_ROOT, FAKE, STARTUP, FakeExporter, environment, finish, go_on, start
 from tests.support.requirements import require_newer
 from tests.support.sure import sure
 from tests.support.waiting import wait_until
@@ -45,8 +45,7 @@ def test_no_compiled_files_of_another_python_are_left(place: Path, *, own: bool)
     for path in compiled:
         py_compile.compile(str(path))
     before = set(package.rglob("*.pyc"))
-    environ = environment(place, FAKE)
-    environ["PYTHONPATH"] = os.pathsep.join(map(str, (package / "startup", FAKE)))
+    environ = environment(place, PYTHONPATH=f"{package / 'startup'}:{FAKE}")
     del environ["PYTHONDONTWRITEBYTECODE"]
     code = "import sys, torch; torch.cuda.init(); print(sum('vramledger' in name for name in sys.modules))"
     assert int(finish(start(code, environ))) > 3
@@ -63,8 +62,8 @@ def test_children_have_it_too(place: Path, exporter: FakeExporter) -> None:
     """The Python processes that a launcher starts are reported, and the launcher is not."""
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.stdin.readline()], check=True)"
     process = start(code, environment(place, FAKE))
-    sure(process.stdin).write("import sys, torch; kept = torch.Tensor(8); sys.stdin.read()\n")
-    sure(process.stdin).flush()
+    sure(process.stdin).write("import sys, torch; kept = torch.Tensor(8); sys.stdin.read()")
+    go_on(process)
     wait_until(lambda: exporter.reports, "a report")
     assert process.communicate() == ("", "")
     assert len(exporter.reports) == 1
@@ -77,8 +76,7 @@ def test_hook_in_an_environment(newer: str | None, place: Path, exporter: FakeEx
     python = place / "env" / "bin" / "python"
     maker = sys.executable if newer is None else str(require_newer(newer))
     subprocess.run([maker, "-m", "venv", "--without-pip", str(place / "env")], check=True)
-    usual = environment(place)
-    usual["PYTHONPATH"] = str(AGENT_ROOT)
+    usual = environment(place, PYTHONPATH=str(AGENT_ROOT))
 
     def hook(flag: str) -> str:
         code = f"import sys; from vramledger_agent.cli import main; sys.exit(main(['run', '{flag}']))"
@@ -90,8 +88,7 @@ def test_hook_in_an_environment(newer: str | None, place: Path, exporter: FakeEx
     (packages / "_project.pth").write_text(f"{AGENT_ROOT}\n{FAKE}\n")
     program = "import sys, torch; kept = torch.Tensor(8); sys.stdin.read()"
     told = {name: value for name, value in usual.items() if name != "PYTHONPATH"}
-    process = exporter.watch(start(program, told, "-I", python=python))
-    finish(process)
+    finish(exporter.watch(start(program, told, "-I", python=python)))
     loaded = "import sys; print('vramledger_agent.import_hook' in sys.modules)"
     assert finish(start(loaded, {**told, "VRAMLEDGER_AGENT": ""}, python=python)) == "False\n"
     (packages / "_project.pth").unlink()
@@ -102,12 +99,9 @@ def test_hook_in_an_environment(newer: str | None, place: Path, exporter: FakeEx
 
 def test_start_in_code(place: Path, exporter: FakeExporter) -> None:
     """A program that starts the agent itself, after its first tensor, is reported too."""
-    code = (
-        "import sys, torch; kept = torch.Tensor(8)\nimport vramledger_agent as it\nit.start(); it.start()\n"
-    )
+    code = "import sys, torch, vramledger_agent as it; kept = torch.Tensor(8); it.start(); it.start()"
     environ = environment(place, FAKE, AGENT_ROOT, VRAMLEDGER_AGENT="")
-    process = exporter.watch(start(code + "sys.stdin.read()", environ))
-    finish(process)
+    finish(exporter.watch(start(f"{code}; sys.stdin.read()", environ)))
 
 
 def test_startup_reads_in_old_python() -> None:
@@ -118,18 +112,16 @@ def test_startup_reads_in_old_python() -> None:
 def test_run_keeps_the_programs_own_settings(place: Path) -> None:
     """``run`` keeps a consent, and empty entries of PYTHONPATH, which are the current directory."""
     (place / "own_module.py").write_text("name = 'theirs'\n")
-    code = "import own_module, os; print(own_module.name, os.environ.get('VRAMLEDGER_AGENT_CONSENT'))"
-    (place / "program.py").write_text(code)
     (place / "elsewhere").mkdir()
-    (place / "elsewhere" / "program.py").write_text(code)
+    (place / "elsewhere" / "program.py").write_text(
+        "import own_module, os; print(own_module.name, os.environ.get('VRAMLEDGER_AGENT_CONSENT'))"
+    )
     begin = f"import sys; sys.path.insert(0, {str(AGENT_ROOT)!r}); from vramledger_agent.cli import main"
+    program = ["run", "--", sys.executable, "elsewhere/program.py"]
+    command = [sys.executable, "-c", f"{begin}; sys.exit(main({program}))"]
     for path in (":", "/nowhere:", ":/nowhere", "/nowhere::/other"):
-        command = ["run", "--", sys.executable, "elsewhere/program.py"]
         environ = {**os.environ, "PYTHONPATH": path, "VRAMLEDGER_AGENT_CONSENT": "snapshot"}
-        done = subprocess.run(
-            [sys.executable, "-c", f"{begin}; sys.exit(main({command!r}))"],
-            env=environ, cwd=place, check=False, capture_output=True, text=True,
-        )  # fmt: skip
+        done = subprocess.run(command, env=environ, cwd=place, check=False, capture_output=True, text=True)
         assert (done.stdout, done.stderr) == ("theirs snapshot\n", ""), path
 
 
@@ -165,7 +157,7 @@ def test_run_imports_little() -> None:
 
 def test_run_where_the_hook_is_installed(place: Path, exporter: FakeExporter) -> None:
     """A program started by ``run`` where ``run --install`` was done reports once, and can import as usual."""
-    line = run.PTH
+    hook = f"exec({run.PTH!r})\n"
     code = """
 import sys
 def find(name, path=None, target=None):
@@ -181,12 +173,9 @@ ours = sum("vramledger" in type(each).__module__ for each in sys.meta_path)
 print(seen.count("torch.cuda"), ours, flush=True)
 sys.stdin.read()
 """
-    (place / "sitecustomize.py").write_text(f"exec({line!r})\n")
-    for order in ((STARTUP, AGENT_ROOT), (place, STARTUP, AGENT_ROOT)):
+    (place / "sitecustomize.py").write_text(hook)
+    for path, begin in ((f"{STARTUP}:{AGENT_ROOT}", hook), (f"{place}:{STARTUP}:{AGENT_ROOT}", "")):
         exporter.reports.clear()
-        environ = environment(place, FAKE)
-        environ["PYTHONPATH"] = os.pathsep.join(map(str, (*order, place, FAKE)))
-        process = start(f"exec({line!r})\n{code}" if order[0] is STARTUP else code, environ)
+        process = start(begin + code, environment(place, PYTHONPATH=f"{path}:{place}:{FAKE}"))
         assert sure(process.stdout).readline() == "1 1\n"
-        wait_until(lambda: exporter.reports.get(process.pid), "a report")  # noqa: B023 called at once
-        finish(process)
+        finish(exporter.watch(process))

@@ -84,9 +84,7 @@ def test_an_error_that_ended_the_program(place: Path, exporter: FakeExporter, co
     ("message", "requested"),
     [("TEXT", 2**30), ("'Out of memory.'", None), ("TEXT.replace('1,073', '1')", 1741824)],
 )
-def test_fit_reads_the_report(
-    place: Path, exporter: FakeExporter, message: str, requested: int | None
-) -> None:
+def test_fit_reads_reports(place: Path, exporter: FakeExporter, message: str, requested: int | None) -> None:
     """The command fit reads what was in use and what failed, also where the message has no bytes."""
     from vramledger.commands.fit import read_file  # noqa: PLC0415 the other tests need no exporter
     from vramledger.commands.fit_verdict import assess_need  # noqa: PLC0415

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from tests.integration.agent_server.conftest import Running
+from tests.integration.agent_server.conftest import ME, Running
 from tests.support.agent_client import connect, report, send
 from tests.support.blocking_files import BlockingFiles, blocking_files
 from tests.support.builders import device, holding, process, snapshot
@@ -29,7 +29,6 @@ from vramledger_agent import transport
 from vramledger_agent.client import request_agent
 from vramledger_agent.protocol.messages import MAX_MESSAGE_BYTES
 
-ME = os.getpid()
 LONG = 40
 """Seconds: longer than a test waits for an answer."""
 
@@ -105,16 +104,11 @@ def test_a_descriptor_whose_close_blocks_delays_nobody(
 ) -> None:
     """Whatever a peer puts into its connection, others are heard at once."""
     other = stage.start(("connect", str(running.path)), ("say", report(1)))
-
-    def heard(number: int) -> bool:
-        reports = {each.pid: each.report for each in running.agents}
-        return getattr(reports.get(other.pid), "sequence", None) == number
-
-    wait_until(lambda: heard(1), "another's first report")
+    wait_until(lambda: running.sequence(other.pid) == 1, "another's first report")
     before = len(list(Path("/proc/self/fd").iterdir()))
     attack(running.path, lingerer)
     other.order("say", report(2))
-    wait_until(lambda: heard(2), "another's second report")
+    wait_until(lambda: running.sequence(other.pid) == 2, "another's second report")
     wait_until(lambda: running.health.connections == 1, "the attacker to have left")
     stack.close()
     wait_until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before, "every descriptor to be closed")
@@ -136,7 +130,7 @@ def test_a_connection_that_is_refused_delays_nobody(
 
 def test_the_end_is_not_delayed(tmp_path: Path, stack: ExitStack, lingerer: Blocking) -> None:
     """The exporter stops at once, though connections with such descriptors wait to be accepted."""
-    running = Running(tmp_path / "agent.sock", Path("/proc"))
+    running = Running(tmp_path / "agent.sock")
     waiting = [stack.enter_context(connect(running.path)) for _ in range(3)]
 
     def send_all() -> None:
@@ -152,19 +146,21 @@ def test_the_end_is_not_delayed(tmp_path: Path, stack: ExitStack, lingerer: Bloc
             assert connection.recv(MAX_MESSAGE_BYTES) == b""
 
 
+def refuse_three_and_hear_another(running: Running, lingerer: Blocking) -> None:
+    for _ in range(3):
+        with_a_report(running.path, lingerer)
+    wait_until(lambda: running.rejected("limits") == 3, "them to be refused")
+    running.inside(running._listener._sweep)  # noqa: SLF001 the timer's turn comes later
+    running.hear(report(3))
+
+
 def test_no_process_to_close_with_is_no_end(
     running: Running, lingerer: Blocking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where no process can be started, such connections wait, others are heard, and they go later."""
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/nowhere")
-        for _ in range(3):
-            with_a_report(running.path, lingerer)
-        wait_until(lambda: running.rejected("limits") == 3, "them to be refused")
-        running.inside(running._listener._sweep)  # noqa: SLF001 the timer's turn comes later
-        with connect(running.path) as connection:
-            send(connection, report(3))
-            wait_until(lambda: running.agents and running.agents[0].report, "another to be heard")
+        refuse_three_and_hear_another(running, lingerer)
     wait_until(lambda: not running._listener._disposal._waiting, "a process to take them")  # noqa: SLF001
 
 
@@ -179,7 +175,7 @@ def test_a_user_finds_a_place_though_others_have_taken_all(
         stage.start(("connect", path), ("say", report()), ("crowd", path, 3), user=user)
     wait_until(lambda: running.health.connections == 8, "all places to be taken")
     mine = stage.start(("connect", path), ("say", report()))
-    wait_until(lambda: [each for each in running.agents if each.pid == mine.pid], "the report")
+    wait_until(lambda: running.sequence(mine.pid), "the report")
     assert running.health.connections == 8
     assert running.rejected("connections") == 1
     holders = [each.pid for each in running.agents]
@@ -197,20 +193,18 @@ def test_reports_together_have_a_limit(
     """When all reports are too long together, the longest of the user with most of them goes."""
     require_root()
     monkeypatch.setattr(server, "MAX_REPORT_BYTES", 4000)
-    path, long = str(running.path), report(agent="x" * 100, zz="y" * 1500)
-    mine = stage.start(("connect", path), ("say", report(zz="y" * 1000)))
+    connecting = ("connect", str(running.path))
+    mine = stage.start(connecting, ("say", report(zz="y" * 1000)))
     wait_until(lambda: running.agents, "my report")
     for _ in range(3):
-        stage.start(("connect", path), ("say", long), user=60_000)
+        stage.start(connecting, ("say", report(agent="x" * 100, zz="y" * 1500)), user=60_000)
     wait_until(lambda: running.rejected("limits") >= 2, "them to be refused")
-    assert mine.pid in [each.pid for each in running.agents if each.report]
+    assert running.sequence(mine.pid)
 
 
-def test_an_agents_answer_delays_no_command(running: Running, stack: ExitStack, lingerer: Blocking) -> None:
+def test_an_agents_answer_delays_no_command(running: Running, lingerer: Blocking) -> None:
     """Whatever an agent sends with its answer, the command that asked it ends at once."""
-    agent = stack.enter_context(connect(running.path))
-    send(agent, report(consents=["reclaim"]))
-    wait_until(lambda: running.agents, "the report")
+    agent = running.hear(report(consents=["reclaim"]))
 
     def answer() -> None:
         _, passed = transport.receive(agent)
@@ -260,13 +254,7 @@ def test_whoever_runs_first_nobody_waits(
         return pid
 
     monkeypatch.setattr(os, "posix_spawn", run_first)
-    for _ in range(3):
-        with_a_report(running.path, lingerer)
-    wait_until(lambda: running.rejected("limits") == 3, "them to be refused")
-    with connect(running.path) as connection:
-        running.inside(running._listener._sweep)  # noqa: SLF001 the timer's turn comes later
-        send(connection, report(3))
-        wait_until(lambda: running.agents and running.agents[0].report, "another to be heard")
+    refuse_three_and_hear_another(running, lingerer)
     stack.close()
 
 

@@ -20,11 +20,8 @@ from vramledger_agent.torch_snapshots.html import snapshot_html
 
 async def test_the_page_is_live_behind_a_login_and_tls(browser: str, tmp_path: Path) -> None:
     """Files, history and stream use the browser's login, and a new sample appears by itself."""
-    pair = Authority(tmp_path).sign("server")
-    file = tmp_path / "web.yml"
-    write_config(
-        file, f"tls_server_config:\n  cert_file: {pair.certificate}\n  key_file: {pair.key}\n{USERS}"
-    )
+    own, file = Authority(tmp_path).sign("server"), tmp_path / "web.yml"
+    write_config(file, f"tls_server_config:\n  cert_file: {own.certificate}\n  key_file: {own.key}\n{USERS}")
     shown = Shown(crowd(2, 3))
     config = replace(LOOPBACK, web_config=file)
     async with serve(config, shown) as (address,), tab(browser) as page:

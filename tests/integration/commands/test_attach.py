@@ -13,18 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.listening import AGENT_ROOT, FAKE, FakeExporter
+from tests.support import listening
+from tests.support.listening import AGENT_ROOT, FAKE, FakeExporter, go_on
 from tests.support.requirements import require_newer, require_root
+from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from vramledger.cli import main
 from vramledger_agent.commands.attach import effective_user, write_files
 
 NOBODY = 65534
 WAITING = """
-import signal, sys
-if sys.argv[1:]:
-    import os
-    os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))
+import os, signal, sys
+signal.pthread_sigmask(0, [signal.SIGUSR1])
+if user := int(os.environ.get("TEST_USER", "0")):
+    os.setgid(user); os.setuid(user)
 import torch
 kept = torch.Tensor(8)
 print("up", flush=True)
@@ -44,28 +46,24 @@ def fixture_place() -> Iterator[Path]:
         yield Path(directory)
 
 
-def environment(path: Path | str, **variables: str) -> dict[str, str]:
+def environment(path: Path, **variables: str) -> dict[str, str]:
     """Return a program's environment, without anything of the agent."""
     usual = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VRAM"))}
     return {**usual, "PYTHONPATH": str(path), "PYTHONDONTWRITEBYTECODE": "1", **variables}
 
 
-def start(python: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+def start(python: Path, **variables: str) -> subprocess.Popen[str]:
     """Start a program with a tensor and without the agent; it ends on SIGUSR1."""
-    process = subprocess.Popen(
-        [python, "-c", "import signal; signal.pthread_sigmask(0, [signal.SIGUSR1])" + WAITING, *arguments],
-        env=environment(FAKE, **variables), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.readline() == "up\n"
+    process = listening.start(WAITING, environment(FAKE, **variables), python=python)
+    assert sure(process.stdout).readline() == "up\n"
     return process
 
 
-def attach(python: Path, *arguments: str) -> tuple[int, str]:
+def attach(python: Path, *arguments: str, **variables: str) -> tuple[int, str]:
     """Attach with the same Python, which has the agent alone; return the status and the message."""
     done = subprocess.run(
-        [python, "-c", COMMAND, *arguments],
-        env=environment(str(AGENT_ROOT)), capture_output=True, text=True, timeout=60, check=False,
+        [python, "-c", COMMAND, *arguments], env=environment(AGENT_ROOT, **variables),
+        capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
 
@@ -84,8 +82,7 @@ def test_attach(version: str, place: Path) -> None:
         process = start(python)
         said = attach(python, str(process.pid), "--agent.socket", str(exporter.path), "--allow-reclaim")
         assert said == (0, f"The agent runs in process {process.pid}.\n")
-        wait_until(lambda: exporter.reports.get(process.pid), "a report")
-        report = exporter.reports[process.pid][-1]
+        report = exporter.reports[exporter.watch(process).pid][-1]
         out, errors = end(process)
 
     assert report["frameworks"][0]["devices"][0]["allocated"] == 8
@@ -95,18 +92,16 @@ def test_attach(version: str, place: Path) -> None:
     assert out.splitlines()[1] == "[]"
 
 
-def test_attach_to_another_users_process(place: Path) -> None:
+def test_attach_to_another_users_process() -> None:
     """Root can attach to any process; the process itself reports when it cannot read the agent."""
     require_root()
     python = require_newer("python3.14")
-    del place
-    process = start(python, str(NOBODY))
+    process = start(python, TEST_USER=str(NOBODY))
     status, said = attach(python, str(process.pid))
     assert end(process)[1] == ""
     refused = (f"process {process.pid} cannot load the agent", "must be able to read")
-    assert all(
-        each in said for each in (refused if status else [f"The agent runs in process {process.pid}.\n"])
-    )
+    expected = refused if status else (f"The agent runs in process {process.pid}.\n",)
+    assert all(each in said for each in expected)
 
 
 def test_attach_where_it_cannot_be() -> None:
@@ -127,21 +122,15 @@ def test_attach_to_one_in_a_long_call(place: Path) -> None:
     python = require_newer("python3.14")
     program = "import sys, torch\nkept = torch.Tensor(8)\nfor _ in range(2):\n    sys.stdin.readline()\n"
     with FakeExporter(place / "agent.sock") as exporter:
-        process = subprocess.Popen(
-            [python, "-c", program], env=environment(FAKE),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        process = listening.start(program, environment(FAKE), python=python)
         wchan = Path(f"/proc/{process.pid}/wchan")
         wait_until(lambda: "pipe" in wchan.read_text(), "the program to wait at its pipe")
-        told = environment(str(AGENT_ROOT), TMPDIR=str(place))
-        command = [str(python), "-c", COMMAND, str(process.pid), "--agent.socket", str(exporter.path)]
-        done = subprocess.run(command, env=told, capture_output=True, text=True, timeout=60, check=False)
-        assert (done.returncode, "did not run the script" in done.stderr) == (1, True)
+        arguments = (str(process.pid), "--agent.socket", str(exporter.path))
+        status, said = attach(python, *arguments, TMPDIR=str(place))
+        assert (status, "did not run the script" in said) == (1, True)
         assert list(place.glob("vramledger-attach-*"))
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-        wait_until(lambda: exporter.reports.get(process.pid), "a report")
+        go_on(process)
+        exporter.watch(process)
         wait_until(lambda: not list(place.glob("vramledger-attach-*")), "the files to be removed")
         assert process.communicate("\n", timeout=60) == ("", "")
 

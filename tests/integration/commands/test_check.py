@@ -12,21 +12,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from msgspec import structs
 
-from tests.support.builders import MIB, device, failed, holding, managed, process, snapshot
+from tests.support.builders import MIB, device, failed, holding, managed, process, reread, snapshot
 from tests.support.exporter import run
 from tests.support.players.stage import Stage
 from tests.support.requirements import require_host_pid_namespace, require_root
 from tests.support.standin.library import GIB, Code, StandIn
+from tests.support.sure import sure
 from vramledger.model.reading import HiddenHolder, Owner, ParentFacts
-from vramledger.model.snapshot import (
-    DeviceSnapshot,
-    Holding,
-    Snapshot,
-    State,
-    UndividedBytes,
-)
+from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot, State, UndividedBytes
 from vramledger.readers.hosts.hidden_holders import find_hidden_holders
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.nvml.hardware import RECOVERY_ACTIONS
@@ -43,6 +37,7 @@ from vramledger.verdicts.cleanliness import (
 )
 
 NOBODY: frozenset[str] = frozenset()
+SERVER, DAEMON = "nvidia-cuda-mps-server", "nvidia-cuda-mps-control"
 NO_TOLERANCE, LIVE = CheckTolerance(), CheckTolerance(live=True)
 
 
@@ -55,9 +50,9 @@ class Case(NamedTuple):
     said: str = ""
 
 
-def owners(*names: str) -> CheckTolerance:
+def owners(*names: str, live: bool = False) -> CheckTolerance:
     """Allow the processes of some owners."""
-    return CheckTolerance(owners=frozenset(names))
+    return CheckTolerance(live=live, owners=frozenset(names))
 
 
 def empty(unattributed: int = 0, *holdings: Holding) -> DeviceSnapshot:
@@ -70,20 +65,20 @@ def host(*holdings: Holding, unattributed: int = 0, **changes: Any) -> Snapshot:
     return snapshot(replace(empty(unattributed, *holdings), **changes), processes=[process(7)])
 
 
-def held_by(size: int, command: str = "train.py", user: str = "ada", **changes: Any) -> Snapshot:  # noqa: ANN401
-    """Make a host with one holder, whose facts are changed."""
-    made = process(7, user=user, command=command)
-    assert made.facts is not None
-    known = replace(made, facts=structs.replace(made.facts, **changes))
-    return snapshot(empty(0, holding(7, size)), processes=[known])
+def held_by(size: int, **facts: Any) -> Snapshot:  # noqa: ANN401
+    """Make a host with one holder of whom these facts are known."""
+    return snapshot(empty(0, holding(7, size)), processes=[process(7, **facts)])
 
 
 def mps(uid: int, user: str, size: int = 66 * MIB) -> Snapshot:
     """Make a host with alice's MPS server, which the control daemon of another user has started."""
-    daemon = ParentFacts(
-        6, 1, "nvidia-cuda-mps", "x", init=False, uid=uid, user=user, program="nvidia-cuda-mps-control"
-    )
-    return held_by(size, "nvidia-cuda-mps-server", "alice", parent=daemon)
+    daemon = ParentFacts(6, 1, "nvidia-cuda-mps", "x", init=False, uid=uid, user=user, program=DAEMON)
+    return held_by(size, command=SERVER, user="alice", parent=daemon)
+
+
+def leftover(size: int, state: State) -> Snapshot:
+    """Make a host with half of the limit unattributed, and a holder in this state."""
+    return host(holding(7, size, state), unattributed=HALF)
 
 
 def shared(state: State) -> Snapshot:
@@ -102,34 +97,25 @@ HIDDEN = HiddenHolder(9, 900, "cuda", "python", "ann", (0,))
 CUDA, OPEN = host(hidden=(HIDDEN,)), host(hidden=(HIDDEN._replace(kind="unknown"),))
 MANAGED = host(holding(7, uncharged=managed(8 * GIB)), unattributed=9 * MIB)
 MANAGED_ORPHAN = host(holding(7, 16 * MIB, State.ORPHANED, uncharged=managed(GIB)))
-SERVER = "nvidia-cuda-mps-server"
 
 CASES = {
     "nothing": Case(CLEAN, host(), said=": clean"),
     "as much as the limit": Case(CLEAN, host(unattributed=MAX_LEFTOVER)),
     "a byte above the limit": Case(NOT_CLEAN, host(unattributed=MAX_LEFTOVER + 1)),
-    **{
-        f"half of the limit {each}": Case(CLEAN, host(holding(7, HALF, each), unattributed=HALF))
-        for each in LEFT
-    },
-    **{
-        f"a byte more {each}": Case(NOT_CLEAN, host(holding(7, HALF + 1, each), unattributed=HALF))
-        for each in LEFT
-    },
+    **{f"half of the limit {each}": Case(CLEAN, leftover(HALF, each)) for each in LEFT},
+    **{f"a byte more {each}": Case(NOT_CLEAN, leftover(HALF + 1, each)) for each in LEFT},
     "an orphan": Case(
         NOT_CLEAN, ORPHAN, said="orphaned pid 7 train.py of user ada holds 2.00 GiB (its parent has ended)"
     ),
-    "an orphan of an allowed owner": Case(
-        NOT_CLEAN, ORPHAN, CheckTolerance(live=True, owners=frozenset({"ada"}))
-    ),
+    "an orphan of an allowed owner": Case(NOT_CLEAN, ORPHAN, owners("ada", live=True)),
     "a pod's process is the pod's": Case(CLEAN, POD, owners("pod:train-1")),
     "a pod's process is not its user's": Case(NOT_CLEAN, POD, owners("ada")),
     "a display server": Case(CLEAN, host(GRAPHICS)),
     "graphics with much memory": Case(NOT_CLEAN, host(replace(GRAPHICS, memory=2 * GIB))),
     "graphics with CUDA": Case(NOT_CLEAN, host(replace(GRAPHICS, kinds="CG"))),
     "graphics of unknown size": Case(NOT_CLEAN, host(replace(GRAPHICS, memory=None))),
-    "root's MPS server": Case(CLEAN, held_by(66 * MIB, SERVER, "root", uid=0)),
-    "a user's program of that name": Case(NOT_CLEAN, held_by(66 * MIB, SERVER, "root")),
+    "root's MPS server": Case(CLEAN, held_by(66 * MIB, command=SERVER, user="root", uid=0)),
+    "a user's program of that name": Case(NOT_CLEAN, held_by(66 * MIB, command=SERVER, user="root")),
     "a server of root's daemon": Case(CLEAN, mps(0, "root")),
     "a server of root's daemon with much": Case(NOT_CLEAN, mps(0, "root", MAX_LEFTOVER + 1)),
     "a server of a user's daemon": Case(NOT_CLEAN, mps(990, "mps")),
@@ -180,31 +166,25 @@ def test_a_live_process_counts_unless_it_is_welcome(state: State) -> None:
 @pytest.mark.parametrize("action", RECOVERY_ACTIONS)
 def test_a_gpu_that_the_driver_wants_recovered_is_not_clean(action: str) -> None:
     """Whatever else the driver answers, only a GPU that needs nothing is clean; the reason names the step."""
-    hardware = {"device_recovery_action": {action: 1.0}}
-    (verdict,) = check_devices(
-        host(reading=structs.replace(empty().reading, hardware=hardware)), NOBODY, LIVE
-    )
+    shot = snapshot(reread(empty(), hardware={"device_recovery_action": {action: 1.0}}))
+    (verdict,) = check_devices(shot, NOBODY, LIVE)
     assert verdict.status == (CLEAN if action == "none" else NOT_CLEAN)
     assert (f"asks for {action}" in verdict.line) == (action != "none")
 
 
 def test_an_instance_of_a_gpu_that_must_be_reset_is_not_clean() -> None:
     """MIG instances cannot be used either where their GPU must be reset."""
-    whole, part = device(0, (), hidden=()), device(1, (), hidden=())
-    refusing = structs.replace(whole.reading, divided=True, reset_required=True, words="GPU requires reset")
-    instance = structs.replace(part.reading, parent=whole.reading.uuid)
-    shot = snapshot(replace(whole, reading=refusing, ledger=None), replace(part, reading=instance))
-    (verdict,) = check_devices(shot, NOBODY, NO_TOLERANCE)
-    assert (verdict.uuid, verdict.status) == (instance.uuid, NOT_CLEAN)
+    whole = reread(empty(), divided=True, reset_required=True, words="GPU requires reset")
+    part = reread(device(1, (), hidden=()), parent=whole.reading.uuid)
+    (verdict,) = check_devices(snapshot(replace(whole, ledger=None), part), NOBODY, NO_TOLERANCE)
+    assert (verdict.uuid, verdict.status) == (part.reading.uuid, NOT_CLEAN)
     assert "GPU requires reset" in verdict.line
 
 
-@pytest.mark.parametrize(
-    "refused", ["nvmlDeviceGetTemperature", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetMemoryInfo_v2"]
-)
+@pytest.mark.parametrize("refused", ["Temperature", "UtilizationRates", "MemoryInfo_v2"])
 def test_a_gpu_that_refuses_until_it_is_reset_is_not_clean(standin: StandIn, refused: str) -> None:
     """One query refused with "GPU requires reset" is enough, with memory and process lists or without."""
-    standin.fail(refused, Code.RESET_REQUIRED)
+    standin.fail(f"nvmlDeviceGet{refused}", Code.RESET_REQUIRED)
     done = run("check", "--wait=100ms", driver=standin.env())
     assert done.returncode == NOT_CLEAN, done.stderr
     assert "refuses queries (GPU requires restart)" in done.stdout  # pynvml's words for code 16
@@ -231,15 +211,13 @@ def test_what_was_not_searched_is_not_called_clean(
 
 def divided(*instances: DeviceSnapshot, **changes: object) -> Snapshot:
     """Make a GPU that MIG divides into these."""
-    whole = replace(device(0), ledger=None, holdings=())
-    reading = structs.replace(whole.reading, divided=True, memory=None, processes=None, **changes)
+    whole = reread(device(0), divided=True, memory=None, processes=None, **changes)
+    whole = replace(whole, ledger=None, holdings=(), up=whole.reading.error is None)
     inside = [
-        replace(
-            each, reading=structs.replace(each.reading, uuid=f"MIG-{number}", index=0, parent=reading.uuid)
-        )
+        reread(each, uuid=f"MIG-{number}", index=0, parent=whole.reading.uuid)
         for number, each in enumerate(instances)
     ]
-    return snapshot(replace(whole, reading=reading, up=reading.error is None), *inside)
+    return snapshot(whole, *inside)
 
 
 def test_a_divided_gpu_is_its_instances() -> None:
@@ -260,7 +238,7 @@ def test_a_divided_gpu_is_its_instances() -> None:
         divided(error="timeout"),
         divided(empty(), error="lost"),
         divided(empty(), failed=("mig",)),
-        snapshot(replace(empty(), reading=structs.replace(empty().reading, failed=("mig",)))),
+        snapshot(reread(empty(), failed=("mig",))),
     ],
 )
 def test_a_divided_gpu_whose_instances_are_not_known(shot: Snapshot) -> None:
@@ -287,8 +265,7 @@ def test_no_device_is_no_answer() -> None:
 
 def test_only_the_wanted_devices_are_judged() -> None:
     """A device is chosen by index, UUID or device file; of several devices a certain result counts first."""
-    dirty = device(1, [holding(7)], hidden=())
-    dirty = replace(dirty, reading=structs.replace(dirty.reading, minor=5))
+    dirty = reread(device(1, [holding(7)], hidden=()), minor=5)
     shot = snapshot(empty(), dirty)
 
     by_file = check_devices(shot, frozenset({"/dev/nvidia5"}), NO_TOLERANCE)
@@ -326,7 +303,7 @@ def test_the_command_knows_an_mps_server_by_its_daemon(standin: StandIn, stage: 
     require_host_pid_namespace()
     require_root()
     shell = Path("/bin/sh").resolve()
-    daemon = stage.directory / "nvidia-cuda-mps-control"
+    daemon = stage.directory / DAEMON
     if genuine:
         shutil.copy(shell, daemon)
     else:
@@ -341,9 +318,7 @@ def test_the_command_knows_an_mps_server_by_its_daemon(standin: StandIn, stage: 
 def test_the_command_finds_an_empty_device_clean(standin: StandIn) -> None:
     """Without holders it ends with 0, after a search of the host; with a dead pid it ends with 1."""
     require_host_pid_namespace()
-    found = find_hidden_holders(Host(Path("/proc")), {os.getpid()}, set())
-    assert found is not None
-    searched = found[1] == 0
+    searched = sure(find_hidden_holders(Host(Path("/proc")), {os.getpid()}, set()))[1] == 0
     clean = run("check", "--json", driver=standin.env())
     assert clean.returncode == (CLEAN if searched else CANNOT_TELL), clean.stdout
     assert json.loads(clean.stdout)["devices"][0]["searched_hidden"] == searched
@@ -385,12 +360,12 @@ def test_one_search_finds_who_has_the_device_open(tmp_path: Path, stage: Stage) 
     (tmp_path / "nvidia3").touch()
     pid = stage.start(("open_file", str(tmp_path / "nvidia3"))).pid
     arguments = (Host(Path("/proc")), {os.getpid()})
-    found = find_hidden_holders(*arguments, set(), devices=str(tmp_path / "nvidia"))
-    listed = find_hidden_holders(*arguments, {pid}, devices=str(tmp_path / "nvidia"))
-    assert found is not None
-    assert [(holder.pid, holder.minors) for holder in found[0]] == [(pid, (3,))]
-    assert listed is not None
-    assert listed[0] == ()
+    found, listed = (
+        sure(find_hidden_holders(*arguments, known, devices=str(tmp_path / "nvidia")))[0]
+        for known in (set[int](), {pid})
+    )
+    assert [(holder.pid, holder.minors) for holder in found] == [(pid, (3,))]
+    assert listed == ()
 
 
 def test_a_slow_sample_is_not_the_last_one(standin: StandIn) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from tests.support.players.listed import listed_while_alive
 from tests.support.players.stage import Stage
 from tests.support.requirements import require_host_pid_namespace
 from tests.support.standin.library import GIB, Code, StandIn
+from tests.support.sure import sure
 from vramledger.commands.end import _confirm
 from vramledger.commands.termination import EndTarget, Selection, end_targets, select_targets
 from vramledger.errors import VramledgerError
@@ -44,10 +44,7 @@ def target(pid: int, start: int | None, *states: State) -> EndTarget:
 
 
 def crowd() -> Snapshot:
-    """Make a holder in every state on GPU 0, its pid 10 and up, and an idle one of bob on GPU 1.
-
-    The orphan does not work.
-    """
+    """Make a holder in every state on GPU 0, its pid 10 and up, and one of bob beside an orphan on GPU 1."""
     pids = {state: 10 + number for number, state in enumerate(State)}
     one = device(0, [replace(holding(pid, MIB, state), working=False) for state, pid in pids.items()])
     orphan = replace(holding(pids[State.ORPHANED], GIB, State.ORPHANED), working=False)
@@ -89,8 +86,7 @@ def test_selectors_narrow_each_other() -> None:
 
 def test_who_is_refused() -> None:
     """Dead, stuck and unknown holders are never ended, and active ones only if they are named by pid."""
-    every = chosen(crowd(), selecting(gpus={"0"}))
-    refused = {pid: why for pid, why in every.items() if why is not None}
+    refused = {pid: why for pid, why in chosen(crowd(), selecting(gpus={"0"})).items() if why is not None}
     assert set(refused) == {10, 12, 16, 17}
     assert "reset" in refused[10]
     assert "no signal ends it" in refused[12]
@@ -172,9 +168,7 @@ def test_what_has_exited_cannot_be_ended() -> None:
 def test_another_process_under_the_pid_is_not_hit(stage: Stage) -> None:
     """If the start time is not that of the holder, no signal is sent."""
     bystander = stage.start()
-    start = start_of(bystander.pid)
-    assert start is not None
-    (ending,) = end_targets([target(bystander.pid, start - 1)], start_of, 5.0)
+    (ending,) = end_targets([target(bystander.pid, sure(start_of(bystander.pid)) - 1)], start_of, 5.0)
     assert "another process" in str(ending.outcome)
     assert bystander.running
 
@@ -290,16 +284,15 @@ def test_a_gpu_without_data_is_not_free_of_holders(standin: StandIn, selector: s
     assert "its holders are not known" in done.stdout
 
 
-@pytest.mark.parametrize(("function", "status"), [("Memory", 0), ("Processes", CANNOT_TELL)])
-def test_a_gpu_without_a_ledger_may_have_known_holders(standin: StandIn, function: str, status: int) -> None:
+VERSIONS = {"MemoryInfo": ("", "_v2"), "ComputeRunningProcesses": ("", "_v2", "_v3")}
+
+
+@pytest.mark.parametrize(("name", "status"), [("MemoryInfo", 0), ("ComputeRunningProcesses", CANNOT_TELL)])
+def test_a_gpu_without_a_ledger_may_have_known_holders(standin: StandIn, name: str, status: int) -> None:
     """Where NVML gives no memory (unified memory) the holders are known; without a list they are not."""
     require_host_pid_namespace()
-    names = {
-        "Memory": ["nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"],
-        "Processes": [f"nvmlDeviceGetComputeRunningProcesses{suffix}" for suffix in ("", "_v2", "_v3")],
-    }
-    for name in names[function]:
-        standin.fail(name, Code.NOT_SUPPORTED)
+    for version in VERSIONS[name]:
+        standin.fail(f"nvmlDeviceGet{name}{version}", Code.NOT_SUPPORTED)
     done = run("end", "--state=orphaned", "--yes", "--working", driver=standin.env())
     assert done.returncode == status, done.stdout
     assert ("its holders are not known" in done.stdout) == (status != 0)
@@ -310,27 +303,16 @@ def test_the_command_ends_who_holds_unknown_bytes(standin: StandIn, stage: Stage
     require_host_pid_namespace()
     (instance,) = standin.device(0).divide("7g.141gb")
     holder = stage.start()
-    instance.set_processes([(holder.pid, None)])
-
-    def follow() -> None:
-        holder.wait()
-        instance.set_processes()
-
-    follower = threading.Thread(target=follow)
-    follower.start()
-    selectors = [f"--gpu={standin.device(0).uuid}", f"--pid={holder.pid}"]
-    done = run("end", *selectors, "--yes", driver=standin.env())
-    holder.end()
-    follower.join()
+    with listed_while_alive(instance, holder, memory=None):
+        selectors = [f"--gpu={standin.device(0).uuid}", f"--pid={holder.pid}"]
+        done = run("end", *selectors, "--yes", driver=standin.env())
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "an unknown amount on GPU 0 freed after" in done.stdout
     assert f"would end pid {holder.pid}" in done.stdout
 
 
-def test_the_command_never_ends_a_program_that_got_the_pid_of_a_holder(
-    standin: StandIn, stage: Stage, tmp_path: Path
-) -> None:
+def test_the_command_never_ends_who_got_a_holders_pid(standin: StandIn, stage: Stage, tmp_path: Path) -> None:
     """A program without a GPU is never ended, named by pid or not; a dead process held the bytes."""
     require_host_pid_namespace()
     library = tmp_path / "libcuda.so.1"

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from msgspec import structs
 
 from tests.support.builders import MIB, device, holding, process, snapshot
 from tests.support.exporter import run
@@ -22,12 +21,8 @@ from vramledger.views.hidden_names import public_view
 
 def seen(held: Holding, **changes: Any) -> Snapshot:  # noqa: ANN401 as in replace
     """Make a host with a holder whose facts have changed since they were first read."""
-    known = process(7)
-    assert known.facts is not None
-    shot = snapshot(
-        device(0, [held]),
-        processes=[replace(known, facts=structs.replace(known.facts, **changes), first=known.facts)],
-    )
+    known = replace(process(7, **changes), first=process(7).facts)
+    shot = snapshot(device(0, [held]), processes=[known])
     return replace(shot, rows={7: ProcessRow(7, 700, "S", 1, 6, 7, 0, 3)})
 
 
@@ -67,15 +62,13 @@ def test_what_is_not_known_is_said_and_not_made_up() -> None:
 
 def test_nothing_steers_the_terminal() -> None:
     """Control characters in a process's names do not reach the terminal."""
-    known = process(7, command="a\x1b[2Jb\n")
-    shot = snapshot(device(0, [holding(7)]), processes=[known])
+    shot = snapshot(device(0, [holding(7)]), processes=[process(7, command="a\x1b[2Jb\n")])
     assert all(line.isprintable() for line in evidence_lines(shot, 7))
 
 
 def test_the_evidence_as_json_is_the_same_evidence() -> None:
     """The JSON has each fact of the holder under its own name, and null for what is not known."""
-    settings = {"CUDA_VISIBLE_DEVICES": "0"}
-    orphan = holding(7, None, State.ORPHANED)
+    orphan, settings = holding(7, None, State.ORPHANED), {"CUDA_VISIBLE_DEVICES": "0"}
     shot = seen(orphan, parent=None, signs=("LOCAL_RANK",), settings=tuple(settings.items()))
     said = json.loads(json.dumps(evidence_json(shot, 7)))
     (held,) = said["holdings"]
@@ -124,7 +117,6 @@ def test_labels_of_its_pod_are_told(
     shot = replace(seen(holding(7), owner=Owner("pod", "ml/train-0", "ml", "train-0")), pods=labels)
     for each in (shot, public_view(shot, 4711)):
         text = "\n".join(evidence_lines(each, 7))
-        found = evidence_json(each, 7)
-        assert found is not None
         assert (told in text) if told else ("pod's labels" not in text)
-        assert found["holdings"][0]["pod_labels"] == known  # type: ignore[index,call-overload]
+        found: Any = evidence_json(each, 7)
+        assert found["holdings"][0]["pod_labels"] == known

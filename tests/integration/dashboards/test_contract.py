@@ -16,13 +16,10 @@ from tests.support.dashboards.files import CHOICES, all_queries, load_dashboards
 from tests.support.listening import PROJECT
 from vramledger.metrics.contract import FAMILIES
 
+OF_THE_EXPORTER = ("process_resident_memory_bytes", "process_cpu_seconds_total", "process_start_time_seconds")
+OF_A_SCRAPE = ("up", "scrape_duration_seconds", "scrape_samples_scraped")
 OF_PROMETHEUS = {
-    **{name: set[str]() for name in ("up", "scrape_duration_seconds", "scrape_samples_scraped")},
-    # the exporter's own, see METRICS.md
-    **{
-        f"process_{name}": set[str]()
-        for name in ("resident_memory_bytes", "cpu_seconds_total", "start_time_seconds")
-    },
+    **{name: set[str]() for name in (*OF_A_SCRAPE, *OF_THE_EXPORTER)},
     "ALERTS": {"alertname", "alertstate", "severity", "uuid", "owner"},
     "ALERTS_FOR_STATE": {"alertname", "severity", "uuid", "owner"},
 }

@@ -1,7 +1,7 @@
 """What was learnt by looking at the dashboards in a running Grafana 12.3, as rules that need none."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import inf
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ import yaml
 from dashboards.src import first_steps
 from dashboards.src.queries import BLOCKS, FRAGMENTED, LACKS, LEAKS, SPINS, TOO_BIG
 from dashboards.src.shared_panels import VERDICT_STEPS
-from tests.integration.dashboards.test_files import links, properties, targets_of
+from tests.integration.dashboards.test_files import links, properties
 from tests.support.dashboards.files import HOME, Json, load_dashboards, panels
 from vramledger.views.colours import GRAFANA, PARTS
 
@@ -49,6 +49,7 @@ LETTERS = {
 leak."""
 AXES = {"none": (1, 1), "bytes": (1e6, inf), "Bps": (1e6, inf), "s": (1e-9, 0.001), "suffix:s": (1e-9, 1)}
 """The least and the most to which the axis of a graph of zeros may go, by unit."""
+LIMIT = re.compile(r"\b(?:topk|bottomk)\(\d+")
 NOISY = re.compile(r"utilization_ratio|_active_ratio|_occupancy_ratio|bandwidth_used|throughput|power_watts")
 ALWAYS = {"Devices", "Capacity by GPU model", "Versions and sources", "Changed, up to 4 min old"}
 """Tables that have rows wherever an exporter is known, or beside a figure that says what is not known."""
@@ -197,7 +198,7 @@ def axis_of_zeros(panel: Json) -> bool:
 
 
 def stack_in_order(panel: Json) -> bool:
-    targets = targets_of(panel)
+    targets = panel["targets"]
     stacked = defaults(panel).get("custom", {}).get("stacking", {}).get("mode") == "normal"
     by_state = "{{state}}" in {each["legendFormat"] for each in targets} or (
         "(device, state)" in targets[0]["expr"]
@@ -246,7 +247,7 @@ def empty_table_says_why(panel: Json) -> bool:
 
 def rows_say_what_is_missing(panel: Json) -> bool:
     words = {word["text"] for each in columns_of(panel) for word in each.words}
-    if "vramledger_node:missing:code" in targets_of(panel)[0]["expr"]:
+    if "vramledger_node:missing:code" in panel["targets"][0]["expr"]:
         return {"not watched", "no driver", "no rules"} <= words
     return panel["title"] in ALWAYS
 
@@ -256,12 +257,12 @@ def owner_beside_its_kind(panel: Json) -> bool:
     kinds = [place + 1 for place, field in enumerate(shown) if field == "owner_type"]
     return kinds == [place for place, field in enumerate(shown) if field == "owner"] and all(
         each["legendFormat"].count("{{owner}}") == each["legendFormat"].count("{{owner_type}} {{owner}}")
-        for each in targets_of(panel)
+        for each in panel["targets"]
     )
 
 
 def work_as_means(panel: Json) -> bool:
-    noisy = [target["expr"] for target in targets_of(panel) if NOISY.search(target["expr"])]
+    noisy = [target["expr"] for target in panel["targets"] if NOISY.search(target["expr"])]
     joined = (defaults(panel)["custom"]["lineInterpolation"], panel.get("interval")) == ("linear", "2m")
     return not noisy or (joined and all("avg_over_time(" in expr for expr in noisy))
 
@@ -343,7 +344,7 @@ RULES: dict[tuple[str, str], Callable[[Json], object]] = {
     ("table", "utilisation is the mean that others show, or a count"): lambda panel: (
         panel["title"].startswith("Count")
         or not re.search(
-            r"utilization_ratio\{[^}]*\}(?!\[15m\])", " ".join(each["expr"] for each in targets_of(panel))
+            r"utilization_ratio\{[^}]*\}(?!\[15m\])", " ".join(each["expr"] for each in panel["targets"])
         )
     ),
     ("table", "a table is sorted by a column that it shows"): sorted_by_what_is_shown,
@@ -352,11 +353,11 @@ RULES: dict[tuple[str, str], Callable[[Json], object]] = {
     ("stat", "a figure that is not there has one reason, or leads to what is not watched"): one_reason,
     ("stat", "no figure fills a phone"): lambda panel: panel["gridPos"]["h"] <= HIGHEST,
     ("", "a query of more than 600 characters is recorded, named and documented"): lambda panel: (
-        max(len(target["expr"]) for target in targets_of(panel)) <= 600
+        max(len(target["expr"]) for target in panel["targets"]) <= 600
     ),
     ("", "a rate has two scrapes, whatever scrape interval the data source names"): lambda panel: (
         panel.get("interval") == "2m"
-        or not any("$__rate_interval" in target["expr"] for target in targets_of(panel))
+        or not any("$__rate_interval" in target["expr"] for target in panel["targets"])
     ),
     ("", "units are words, and ages durations that Prometheus counts"): lambda panel: (
         not units_of(panel) & {"cpm", "cps", "opm", "ops", "dateTimeFromNow"}
@@ -395,7 +396,7 @@ def test_grafana_draws_the_points() -> None:
 def test_money_has_a_currency() -> None:
     """Each figure of money has the chosen currency in its name."""
     owner = DASHBOARDS["vramledger-owner"]
-    asked = [(panel, target) for panel in panels(owner) for target in targets_of(panel)]
+    asked = [(panel, target) for panel in panels(owner) for target in panel["targets"]]
     money = [(panel, target["refId"]) for panel, target in asked if "$price" in target["expr"]]
 
     assert len(money) == 2
@@ -426,21 +427,17 @@ def test_no_panel_draws_an_unlimited_number_of_series(uid: str) -> None:
     """Series or rows of programs, owners or nodes are the largest few; others are by labels of few values."""
     few = LABELS_OF_FEW | IN_ONE_PLACE.get(uid, set())
     for panel in panels(DASHBOARDS[uid]):
-        first, *others = targets_of(panel)
+        first, *others = panel["targets"]
         if panel["type"] == "table" and uid != "vramledger-node":
             outer = re.match(r"[\s\d*()\w]*?\bby \(([^)]*)\)", first["expr"])
             named = set(re.findall(r"\w+", outer[1])) if outer else set()
             if named - few or not re.search(r"\bby\b", first["expr"]):
-                assert _is_limited(first["expr"]), f"{panel['title']}: {first['expr']}"
+                assert LIMIT.search(first["expr"]), f"{panel['title']}: {first['expr']}"
                 kept = [each for each in panel["transformations"] if each["id"] == "filterByValue"]
                 assert kept or not others, f"{panel['title']}: rows of other queries"
-        for target in targets_of(panel) if panel["type"] not in ("table", "stat") else ():
+        for target in panel["targets"] if panel["type"] not in ("table", "stat") else ():
             if set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) - few:
-                assert _is_limited(target["expr"]), f"{panel['title']}: {target['expr']}"
-
-
-def _is_limited(expr: str) -> bool:
-    return re.search(r"\b(?:topk|bottomk)\(\d+", expr) is not None
+                assert LIMIT.search(target["expr"]), f"{panel['title']}: {target['expr']}"
 
 
 def test_no_annotation_covers_the_graphs() -> None:
@@ -462,7 +459,7 @@ def test_variables_filter_every_panel(uid: str) -> None:
             continue  # it draws one panel for each GPU
         for panel in panels(DASHBOARDS[uid]):
             if panel["title"] not in ("Exporters", "Exporter"):  # an exporter has no owner
-                found = any(name in target["expr"] for target in targets_of(panel))
+                found = any(name in target["expr"] for target in panel["targets"])
                 assert found, f"{panel['title']}: {name}"
 
 
@@ -473,26 +470,19 @@ def test_few_panels_are_open() -> None:
         assert len([panel for panel in content["panels"] if panel["type"] != "row"]) <= 12, content["uid"]
 
 
-def grids(uid: str) -> Iterator[list[Json]]:
-    """Yield the panels of each row of a dashboard."""
-    together: list[Json] = []
-    for panel in DASHBOARDS[uid]["panels"]:
-        if panel["type"] == "row":
-            yield together
-            together = [*panel["panels"]]
-        else:
-            together.append(panel)
-    yield together
-
-
 @EACH
 def test_a_line_of_panels_is_as_wide_as_the_page(uid: str) -> None:
     """Panels side by side fill the page and are equally high, so that there is no hole."""
-    for group in grids(uid):
-        for y in {panel["gridPos"]["y"] for panel in group}:
-            line = [panel["gridPos"] for panel in group if panel["gridPos"]["y"] == y]
-            assert sum(place["w"] for place in line) == 24, line
-            assert len({place["h"] for place in line}) == 1, line
+    lines: dict[tuple[int, int], list[Json]] = {}
+    row = 0
+    for panel in DASHBOARDS[uid]["panels"]:
+        if panel["type"] == "row":
+            row += 1
+        for each in panel["panels"] if panel["type"] == "row" else [panel]:
+            lines.setdefault((row, each["gridPos"]["y"]), []).append(each["gridPos"])
+    for line in lines.values():
+        assert sum(place["w"] for place in line) == 24, line
+        assert len({place["h"] for place in line}) == 1, line
 
 
 def test_a_dashboard_of_one_node_has_one_exporter() -> None:
@@ -510,7 +500,7 @@ def test_steady_growth_has_every_span_of_the_leak_alerts() -> None:
     """Each record of steady growth that a leak alert uses is drawn, so none fires beside "no growth"."""
     rules = (HOME.parent / "alerts/src/growth.yml").read_text("utf-8")
     (panel,) = [each for each in panels(DASHBOARDS["vramledger-process"]) if each["title"] == "Steady growth"]
-    drawn = " ".join(target["expr"] for target in targets_of(panel))
+    drawn = " ".join(target["expr"] for target in panel["targets"])
     record = re.compile(r"vramledger_process:demand_growth_bytes:delta\w+")
 
     assert set(record.findall(rules)) == set(record.findall(drawn)) != set()

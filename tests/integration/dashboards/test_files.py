@@ -48,11 +48,6 @@ def selectors(expr: str) -> Iterator[tuple[str, str]]:
     yield from re.findall(r"\b([a-z_A-Z][\w:]*)\{([^{}]*)\}", expr)
 
 
-def targets_of(panel: Json) -> list[Json]:
-    found: list[Json] = panel["targets"]
-    return found
-
-
 def properties(panel: Json) -> dict[str, dict[str, Any]]:
     """Return what a panel's overrides set, by the name of the field."""
     return {
@@ -125,7 +120,7 @@ def test_every_panel_says_what_it_shows(uid: str) -> None:
     titles = Counter(panel["title"] for panel in panels(DASHBOARDS[uid]))
     assert [title for title, times in titles.items() if times > 1] == []
     for panel in panels(DASHBOARDS[uid]):
-        defaults = panel["fieldConfig"]["defaults"]
+        defaults, targets = panel["fieldConfig"]["defaults"], panel["targets"]
         about = f"{uid}: {panel['title']}"
         assert re.search(r"\w{3,}.*[.:]$", panel["description"]), about
         assert len(panel["description"]) > 20, about
@@ -133,14 +128,13 @@ def test_every_panel_says_what_it_shows(uid: str) -> None:
         if panel["type"] not in ("table", "state-timeline"):
             assert defaults["noValue"].strip(" -0N/A"), f"{about}: a missing value must not look like one"
         assert panel["datasource"]["uid"] == "${datasource}", about
-        assert targets_of(panel), about
-        assert all(each["datasource"]["uid"] == "${datasource}" for each in targets_of(panel)), about
+        assert targets, about
+        assert all(each["datasource"]["uid"] == "${datasource}" for each in targets), about
         if panel["type"] in ("timeseries", "barchart", "state-timeline"):
             assert panel["options"]["legend"]["showLegend"] is True, about
-            assert panel["type"] == "barchart" or all(
-                each["legendFormat"] != "__auto" or len(re.findall(r"\bby\b", each["expr"])) == 0
-                for each in targets_of(panel)
-            ), f"{about}: series need names"
+            automatic = [each["expr"] for each in targets if each["legendFormat"] == "__auto"]
+            nameless = [expr for expr in automatic if re.search(r"\bby\b", expr)]
+            assert panel["type"] == "barchart" or not nameless, f"{about}: series need names"
         for column in properties(panel).values():
             assert column.get("unit", "short") in UNITS, about
 
@@ -178,12 +172,11 @@ def test_every_query_asks_the_chosen_targets() -> None:
 
 def test_every_metric_is_asked_by_a_selector() -> None:
     """Every metric has braces, because without them it would not be limited."""
+    metric = re.compile(r"\b(?:vramledger|scrape|process)_[\w:]+(?![\w:{])")
     bare = [
         (asked.panel, found)
         for asked in all_queries()
-        for found in re.findall(
-            r"\b(?:vramledger|scrape|process)_[\w:]+(?![\w:{])", re.sub('"[^"]*"', "", asked.expr)
-        )
+        for found in metric.findall(re.sub('"[^"]*"', "", asked.expr))
     ]
 
     assert bare == []
@@ -196,22 +189,19 @@ def test_counters_are_rated_over_an_interval_that_fits() -> None:
             if counter not in ALLOWED:
                 assert re.search(rf"(?:rate|increase)\({counter}\{{", asked.expr), (asked.panel, counter)
         if not asked.panel.startswith("annotation"):
-            assert set(re.findall(r"(?:rate|increase)\([^\[\]]*\[([^\]]+)\]", asked.expr)) <= {
-                "$__rate_interval",
-                "$__range",
-            }, asked.panel
+            spans = set(re.findall(r"(?:rate|increase)\([^\[\]]*\[([^\]]+)\]", asked.expr))
+            assert spans <= {"$__rate_interval", "$__range"}, asked.panel
 
 
 @pytest.mark.parametrize("value", ["", '""', "~"])
 def test_without_an_address_of_pages_no_dashboard_links_to_one(value: str, tmp_path: Path) -> None:
     """An empty ``pages`` in thresholds.yml leaves the link to the exporter's page out of every dashboard."""
-    root = HOME.parent
-    shutil.copytree(root / "dashboards", tmp_path / "dashboards")
+    shutil.copytree(HOME, tmp_path / "dashboards")
     (tmp_path / "alerts").mkdir()
-    thresholds = (root / "alerts" / "thresholds.yml").read_text("utf-8")
+    thresholds = (HOME.parent / "alerts" / "thresholds.yml").read_text("utf-8")
     changed = re.sub(r"^pages:.*$", f"pages: {value}", thresholds, flags=re.MULTILINE)
     (tmp_path / "alerts" / "thresholds.yml").write_text(changed, "utf-8")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(root / "exporter")])}
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{HOME.parent / 'exporter'}"}
     subprocess.run([sys.executable, "-m", "dashboards.src"], cwd=tmp_path, check=True, env=environment)
 
     made = {path.name: path.read_text("utf-8") for path in (tmp_path / "dashboards").glob("*.json")}
@@ -259,10 +249,9 @@ def test_a_state_has_one_colour_everywhere() -> None:
     seen = set()
     for panel in (panel for content in DASHBOARDS.values() for panel in panels(content)):
         columns = properties(panel)
-        for name, column in columns.items():
-            if name in PARTS:
-                drawn = column["color"].get("fixedColor") or column["thresholds"]["steps"][-1]["color"]
-                seen.add((name, drawn))
+        for name in columns.keys() & PARTS:
+            color = columns[name]["color"].get("fixedColor")
+            seen.add((name, color or columns[name]["thresholds"]["steps"][-1]["color"]))
         for look in (panel["fieldConfig"]["defaults"], *columns.values()):
             words = [word for each in look.get("mappings", ()) for word in each["options"].values()]
             seen |= {(word["text"], word["color"]) for word in words if word["text"] in PARTS}
@@ -274,14 +263,13 @@ def test_provisioning_finds_what_compose_mounts(project: Path) -> None:
     """Grafana loads the folder that deploy/compose mounts, and has a Prometheus as its data source."""
     compose = yaml.safe_load((project / "deploy/compose/compose.yaml").read_text("utf-8"))
     mounts = dict(mount.split(":")[:2] for mount in compose["services"]["grafana"]["volumes"])
-    found = [
+    dashboards, sources = (
         yaml.safe_load((HOME / "provisioning" / path).read_text("utf-8"))
         for path in ("dashboards/vramledger.yml", "datasources/prometheus.yml")
-    ]
-    (provider,), (source,) = found[0]["providers"], found[1]["datasources"]
+    )
+    (provider,), (source,) = dashboards["providers"], sources["datasources"]
 
     assert mounts["../../dashboards"] == provider["options"]["path"]
     assert mounts["../../dashboards/provisioning"] == "/etc/grafana/provisioning"
-    assert source["type"] == "prometheus"
-    assert source["isDefault"] is True
+    assert (source["type"], source["isDefault"]) == ("prometheus", True)
     assert "prometheus" in compose["services"]

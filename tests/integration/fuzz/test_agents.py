@@ -37,15 +37,13 @@ FULL = report(
 )  # fmt: skip
 """A report with every field, to be damaged."""
 
-ASKS: list[dict[str, Any]] = [
+MESSAGES: list[dict[str, Any]] = [
+    FULL,
     {"version": 1, "ask": "devices"},
     {"version": 1, "ask": "agents"},
     {"version": 1, "ask": "reclaim", "to": ME},
     {"version": 1, "ask": "snapshot", "to": 1, "seconds": 1},
 ]
-MESSAGES = [FULL, *ASKS]
-
-
 CHANGED = st.builds(
     lambda message, changes: spoilt(message[0], message[1], changes).encode(),
     st.sampled_from([(each, places(each)) for each in MESSAGES]),
@@ -95,8 +93,8 @@ def town(tmp_path_factory: pytest.TempPathFactory, standin_library: Path) -> Ite
         with serving(*QUICK, f"--agent.socket={path}", driver=standin.env()) as running:
             wait_until(path.exists, "the socket")
             with Stage() as stage:
-                honest = stage.start(("connect", str(path)))
-                honest.order("say", report(1, interval=600.0, frameworks=[torch()]))
+                said = report(1, interval=600.0, frameworks=[torch()])
+                honest = stage.start(("connect", str(path)), ("say", said))
                 standin.device(0).set_processes([(honest.pid, HELD), (ME, MIB)])
                 running.until(lambda page: page.values("torch_reserved_bytes", pid=honest.pid), "the report")
                 each = Town(running, path, honest)

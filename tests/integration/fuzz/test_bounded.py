@@ -48,17 +48,13 @@ class Guarded(NamedTuple):
 
     def friend(self, path: str = "/-/healthy") -> str:
         """Return the answer to the user, who must be allowed."""
-        status, text = self.ask(path)
-        assert status == 200, text
-        return text
-
-    def ask(self, path: str) -> tuple[int, str]:
-        """Return status and text of the user's request."""
         where = ("localhost", self.exporter.port)
         with closing(http.client.HTTPSConnection(*where, timeout=WAIT, context=self.trusted)) as connection:
             connection.request("GET", path, headers=header(ALICE))
             answer = connection.getresponse()
-            return answer.status, answer.read().decode()
+            text = answer.read().decode()
+        assert answer.status == 200, text
+        return text
 
     def well(self) -> None:
         """Assert that the user is served a page that is right."""

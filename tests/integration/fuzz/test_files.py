@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.integration.fuzz.conftest import FUZZ
+from tests.support.sure import sure
 from vramledger.errors import RecordingError, StartupError
 from vramledger.model.reading import Reading, decode, encode
 from vramledger.readers.hosts.host import Host
@@ -28,49 +29,44 @@ PART = st.one_of(
     *(st.integers().map(step.format) for step in ("job_{}", "step_{}", "uid_{}")),
     st.text(max_size=9).map("{}.service".format),
 )
-CGROUP = st.lists(
-    st.tuples(
-        st.sampled_from(["0::", "1:name=systemd:", "4:memory:", ":::", "", "x:y:z:"]),
-        st.lists(PART, max_size=8),
-    ).map(lambda line: line[0] + "/" + "/".join(line[1])),
-    max_size=6,
-).map("\n".join)
+CONTROLLER = st.sampled_from(["0::", "1:name=systemd:", "4:memory:", ":::", "", "x:y:z:"])
+FOLDER = st.lists(PART, max_size=8).map("/".join)
+LINE = st.tuples(CONTROLLER, FOLDER).map("/".join)
+CGROUP = st.lists(LINE, max_size=6).map("\n".join)
 
 ARGUMENTS = rb"python3 -m -c -u -- torchrun train.py java -jar - =".split()
 VARIABLES = (
     rb"LOCAL_RANK=0 SYSTEMD_EXEC_PID=7 JPY_SESSION_NAME=/home/a/b.ipynb CUDA_VISIBLE JUPYTERHUB_USER=a"
     rb" XLA_PYTHON_CLIENT_MEM_FRACTION=.9 PYTORCH_CUDA_ALLOC_CONF=backend:x"
 ).split()
-WORDS = st.lists(
-    st.binary(max_size=40) | st.sampled_from([*ARGUMENTS, *VARIABLES, b"\xff"]), max_size=12
-).map(b"\0".join)
-MAPS = st.lists(
-    st.binary(max_size=60)
-    | st.sampled_from(
-        [
-            b"7f0000000000-7f0000001000 r-xp 00000000 08:01 1 /usr/lib/libcuda.so.1 (deleted)",
-            b"7f00-7f01 r--p 0 0:0 0 /x/torch/lib/libtorch_cuda.so",
-            b"0-0 r--p 0 0:0 0",
-        ]
-    ),
-    max_size=8,
-).map(b"\n".join)
-STATUS = st.binary(max_size=80) | st.sampled_from(
-    [
-        b"Uid:\t0\t0\t0\t0\nNSpid:\t7\t1\nSigIgn:\t0000000000000001\n",
-        b"Uid:\nNSpid:\nSigIgn:\n",
-        b"Uid:\tx\nSigIgn:\tzz\n",
-    ]
+WORD = st.binary(max_size=40) | st.sampled_from([*ARGUMENTS, *VARIABLES, b"\xff"])
+WORDS = st.lists(WORD, max_size=12).map(b"\0".join)
+MAPPED = (
+    b"7f0000000000-7f0000001000 r-xp 00000000 08:01 1 /usr/lib/libcuda.so.1 (deleted)",
+    b"7f00-7f01 r--p 0 0:0 0 /x/torch/lib/libtorch_cuda.so",
+    b"0-0 r--p 0 0:0 0",
 )
+MAPS = st.lists(st.binary(max_size=60) | st.sampled_from(MAPPED), max_size=8).map(b"\n".join)
+STATUSES = (
+    b"Uid:\t0\t0\t0\t0\nNSpid:\t7\t1\nSigIgn:\t0000000000000001\n",
+    b"Uid:\nNSpid:\nSigIgn:\n",
+    b"Uid:\tx\nSigIgn:\tzz\n",
+)
+STATUS = st.binary(max_size=80) | st.sampled_from(STATUSES)
 
 
-def proc(directory: Path) -> Path:
-    """Make a proc file system with one process, 7."""
+def proc(directory: Path, stat: bytes) -> Path:
+    """Make a proc file system with one process, 7, and what its file ``stat`` says."""
     for name in ("7/task/7", "sys/kernel/random", "self"):
         (directory / name).mkdir(parents=True, exist_ok=True)
     (directory / "stat").write_text("btime 1700000000\n")
-    (directory / "7/task/7/stat").write_bytes(STAT % (7, b"sleep", b"S"))
+    (directory / "7/task/7/stat").write_bytes(stat)
     return directory
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("files")
 
 
 @FUZZ
@@ -82,20 +78,14 @@ def proc(directory: Path) -> Path:
     maps=MAPS,
     cgroup=CGROUP.map(lambda text: text.encode("utf-8", "surrogatepass")) | st.binary(max_size=80),
 )
-def test_whatever_a_process_writes_gives_facts(
-    tmp_path_factory: pytest.TempPathFactory, **files: bytes
-) -> None:
+def test_whatever_a_process_writes_gives_facts(base: Path, comm: bytes, **files: bytes) -> None:
     """No name, argument, variable, mapping or cgroup prevents that its process, or another, is read."""
-    place = proc(tmp_path_factory.getbasetemp() / "proc")
-    comm = files.pop("comm")
-    (place / "7/task/7/stat").write_bytes(STAT % (7, comm, b"S"))
+    place = proc(base / "proc", STAT % (7, comm, b"S"))
     for name, content in files.items():
         (place / "7" / name).write_bytes(content)
     host = Host(place)
-    row = host.row(7)
-    assert row is not None
-    facts = host.facts(row)
-    assert facts is not None
+    row = sure(host.row(7))
+    facts = sure(host.facts(row))
     assert (facts.pid, facts.start) == (7, row.start)
     resolve_from_facts(facts)
     reading = Reading(1.0, 2.0, rows=(row,), facts=(facts,))
@@ -104,21 +94,18 @@ def test_whatever_a_process_writes_gives_facts(
 
 @FUZZ
 @given(data=st.binary(max_size=120))
-def test_a_stat_of_any_bytes_is_a_row_or_none(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+def test_a_stat_of_any_bytes_is_a_row_or_none(base: Path, data: bytes) -> None:
     """An invalid ``stat`` counts as a process that does not exist."""
-    place = proc(tmp_path_factory.getbasetemp() / "proc-stat")
-    (place / "7/task/7/stat").write_bytes(data)
+    place = proc(base / "proc-stat", data)
     rows, unseen = Host(place).rows([7])
     assert len(rows) + len(unseen) == 1
 
 
 @FUZZ
 @given(data=st.binary(max_size=200), tail=st.binary(max_size=200))
-def test_a_recording_of_any_bytes_is_readings_or_one_error(
-    tmp_path_factory: pytest.TempPathFactory, data: bytes, tail: bytes
-) -> None:
+def test_a_recording_of_any_bytes_is_readings_or_one_error(base: Path, data: bytes, tail: bytes) -> None:
     """A file that is not a recording, or is cut off, gives its readings and one error that names it."""
-    path = tmp_path_factory.getbasetemp() / "film"
+    path = base / "film"
     good = encode_header() + encode(Reading(1.0, 2.0))
     for content in (data, b"\x1f\x8b" + data, good + tail, good[: len(data)] + data):
         path.write_bytes(content)
@@ -134,11 +121,9 @@ KEYS = st.sampled_from(
     " Strict-Transport-Security X-Frame-Options alice".split()
 ) | st.text(max_size=8)
 VALUES = f"RequireAndVerifyClientCert TLS12 TLS13 CurveP256 1s $2y$10${'a' * 53} -1ns 9e99h".split()
-SCALARS = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), st.sampled_from(VALUES)
-)
+TEXT = st.text(max_size=20) | st.sampled_from(VALUES)
 YAML = st.recursive(
-    SCALARS,
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
     max_leaves=15,
 )
@@ -150,11 +135,9 @@ YAML = st.recursive(
     | st.binary(max_size=120)
     | st.text(max_size=120).map(lambda text: text.encode("utf-8", "surrogatepass"))
 )
-def test_a_web_configuration_of_any_bytes_is_taken_or_one_error(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes
-) -> None:
+def test_a_web_configuration_of_any_bytes_is_taken_or_one_error(base: Path, content: bytes) -> None:
     """An error in the file is reported in one line that names the file, whatever the file contains."""
-    path = tmp_path_factory.getbasetemp() / "web.yml"
+    path = base / "web.yml"
     path.write_bytes(content)
     try:
         read_settings(path)

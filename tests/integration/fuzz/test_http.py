@@ -10,33 +10,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.integration.fuzz.conftest import FUZZ
-from tests.support.exporter import QUICK, Exporter, serving
+from tests.support.exporter import Exporter, sampling
 from tests.support.requirements import require_tool
 from tests.support.standin.library import StandIn
 
 DOCUMENTS = "/api/v1/ledger /api/v1/history /api/v1/leftovers /api/v1/events".split()
-PATHS = st.sampled_from(["/metrics", "/", *DOCUMENTS, "/-/ready", "/page/1/app.js", "*", ""]) | st.text(
-    max_size=30
-)
-TOKEN = st.text(max_size=20) | st.sampled_from(
-    [*"gzip chunked 0 -1 99999999999999999999 100-continue close upgrade".split(), "text/plain;q=\x00"]
-)
-HEADER = st.tuples(
-    st.sampled_from(
-        "Host Accept Accept-Encoding Content-Length Transfer-Encoding Connection Expect Range"
-        " Authorization Upgrade Cookie If-None-Match X-Forwarded-For".split()
-    )
-    | st.text(max_size=10),
-    TOKEN,
-).map(lambda pair: f"{pair[0]}: {pair[1]}")
+PLACES = ("/metrics", "/", *DOCUMENTS, "/-/ready", "/page/1/app.js", "*", "")
+PATHS = st.sampled_from(PLACES) | st.text(max_size=30)
+WORDS = "gzip chunked 0 -1 99999999999999999999 100-continue close upgrade".split()
+TOKEN = st.text(max_size=20) | st.sampled_from([*WORDS, "text/plain;q=\x00"])
+HEADERS = (
+    "Host Accept Accept-Encoding Content-Length Transfer-Encoding Connection Expect Range"
+    " Authorization Upgrade Cookie If-None-Match X-Forwarded-For"
+).split()
+HEADER = st.tuples(st.sampled_from(HEADERS) | st.text(max_size=10), TOKEN).map(": ".join)
+QUERIES = ("?collect[]=ledger", "?name[]=", "?exclude[]=x&exclude[]=y", "?%zz")
 REQUEST = st.builds(
     lambda method, path, query, version, headers, body: (
         "\r\n".join([f"{method} {path}{query} {version}", *headers, "", ""]) + body
     ).encode("utf-8", "surrogatepass"),
     st.sampled_from("GET HEAD POST PUT OPTIONS TRACE CONNECT PRI G\x00T".split()) | st.text(max_size=6),
     PATHS,
-    st.text(max_size=20)
-    | st.sampled_from(["?collect[]=ledger", "?name[]=", "?exclude[]=x&exclude[]=y", "?%zz"]),
+    st.text(max_size=20) | st.sampled_from(QUERIES),
     st.sampled_from(["HTTP/1.1", "HTTP/1.0", "HTTP/2.0", "HTTP/9", ""]),
     st.lists(HEADER, max_size=5),
     st.text(max_size=30),
@@ -48,9 +43,8 @@ def exporter(tmp_path_factory: pytest.TempPathFactory, standin_library: Path) ->
     """Run one exporter for all tests here; its end shows whether it logged errors."""
     with (
         StandIn(tmp_path_factory.mktemp("standin"), standin_library, devices=2) as standin,
-        serving(*QUICK, driver=standin.env()) as running,
+        sampling(driver=standin.env()) as running,
     ):
-        running.until(lambda page: page.up, "data")
         yield running
         assert running.scrape().up
     assert "Traceback" not in running.ended.log
@@ -129,17 +123,16 @@ def test_where_descriptors_are_few_scrapes_have_theirs(
     tmp_path_factory: pytest.TempPathFactory, standin_library: Path
 ) -> None:
     """With 256 descriptors, clients that expect, view, wait or say nothing leave room for a scrape."""
-    expecting, viewing, waiting = (
+    clients = (
         b"GET %b HTTP/1.1\r\nHost: localhost%b\r\n\r\n" % each
         for each in ((b"/metrics", b"\r\nExpect: x"), (b"/api/v1/events", b""), (b"/-/healthy", b""))
     )
-    few = [require_tool("prlimit"), "--nofile=256:256"]
+    few = [str(require_tool("prlimit")), "--nofile=256:256"]
     with (
         StandIn(tmp_path_factory.mktemp("few"), standin_library, devices=1) as standin,
-        serving(*QUICK, driver=standin.env(), wrapper=list(map(str, few))) as running,
+        sampling(driver=standin.env(), wrapper=few) as running,
     ):
-        running.until(lambda page: page.up, "data")
-        for data in (b"", expecting, viewing, waiting):
+        for data in (b"", *clients):
             with ExitStack() as stack:
                 for _ in range(300):
                     connection = stack.enter_context(connect(running))

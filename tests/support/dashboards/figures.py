@@ -7,17 +7,33 @@ from tests.support.dashboards.database import ask
 from tests.support.dashboards.files import load_dashboards, panels, substitute_variables
 from tests.support.fleet.engines import Engine
 
-AT_NOW: dict[str, Any] = {"instant": True, "span": SPAN}
-"""How :func:`~tests.support.dashboards.database.ask` asks for current values."""
+Row = dict[str, Any]
+"""The labels of a series, and its ``value``."""
 
 
-def value(engine: Engine, dashboard: str, panel: str, ref: str = "A", **chosen: str) -> list[dict[str, Any]]:
-    """Return labels and value of the current result of one query of a panel."""
-    series = ask(engine, substitute_variables(query_of(dashboard, panel, ref), **chosen), **AT_NOW)
+def rows_of(engine: Engine, expr: str, ahead: float = 0.0) -> list[Row]:
+    """Return labels and value of what a query gives now, or so many seconds later."""
+    series = ask(engine, expr, instant=True, span=SPAN, ahead=ahead)
     return [{**each["metric"], "value": float(each["value"][1])} for each in series]
 
 
-def total_of(rows: list[dict[str, Any]]) -> float:
+def value(engine: Engine, dashboard: str, panel: str, ref: str = "A", **chosen: str) -> list[Row]:
+    """Return labels and value of the current result of one query of a panel."""
+    return rows_of(engine, substitute_variables(query_of(dashboard, panel, ref), **chosen))
+
+
+def figure(engine: Engine, dashboard: str, panel: str, ref: str = "A", **chosen: str) -> float:
+    """Return the value of a query that has one."""
+    return one(value(engine, dashboard, panel, ref, **chosen))
+
+
+def one(rows: list[Row]) -> float:
+    """Return the value of the only row."""
+    (row,) = rows
+    return float(row["value"])
+
+
+def total_of(rows: list[Row]) -> float:
     return sum(float(row["value"]) for row in rows)
 
 

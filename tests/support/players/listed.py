@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
-from tests.support.standin.library import GIB, StandIn
+from tests.support.standin.library import GIB, StandIn, Unit
 
 
 class Listed(Protocol):
@@ -19,8 +19,9 @@ class Listed(Protocol):
 
 
 @contextmanager
-def listed_while_alive(standin: StandIn, *players: Listed) -> Iterator[None]:
-    """List players with 1 GiB each, and each until it has ended, as a driver does; they end behind it."""
+def listed_while_alive(device: StandIn | Unit, *players: Listed, memory: int | None = GIB) -> Iterator[None]:
+    """List players on a device, and each until it has ended, as a driver does; they end behind it."""
+    on = device.device(0) if isinstance(device, StandIn) else device
     alive = [each.pid for each in players]
     lock = threading.Lock()
 
@@ -32,9 +33,9 @@ def listed_while_alive(standin: StandIn, *players: Listed) -> Iterator[None]:
                 ended = True
         with lock:
             alive.remove(player.pid)
-            standin.device(0).set_processes([(pid, GIB) for pid in alive])
+            on.set_processes([(pid, memory) for pid in alive])
 
-    standin.device(0).set_processes([(pid, GIB) for pid in alive])
+    on.set_processes([(pid, memory) for pid in alive])
     followers = [threading.Thread(target=follow, args=(each,)) for each in players]
     for follower in followers:
         follower.start()

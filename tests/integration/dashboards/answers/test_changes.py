@@ -3,36 +3,29 @@
 import pytest
 
 from tests.support.dashboards import truth
-from tests.support.dashboards.database import Samples, ask
-from tests.support.dashboards.figures import AT_NOW, over_minutes, query_of
+from tests.support.dashboards.database import Samples
+from tests.support.dashboards.figures import over_minutes, query_of, rows_of
 from tests.support.dashboards.nodes import NOW, SCRAPE
 from tests.support.fleet.engines import Engine
+
+CHANGED = query_of("fleet", "Changed, up to 4 min old")
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]  # 150 s of CPU for all of this folder
 
 
 def test_what_has_changed_is_only_said_of_nodes_watched_at_both_moments(engine: Engine) -> None:
     """Owners of a node that is not watched at one of the moments have not changed: nobody knows."""
-    for node, minutes in (
-        ("down", 60),
-        ("stalled", 60),
-        ("driver-lost", 60),
-        ("released", 60),
-        ("leak", 200),
-    ):
-        expr = over_minutes(query_of("fleet", "Changed, up to 4 min old"), minutes, instance=node)
-        assert ask(engine, expr, **AT_NOW) == [], node
+    for node, ago in (("down", 60), ("stalled", 60), ("driver-lost", 60), ("released", 60), ("leak", 200)):
+        assert rows_of(engine, over_minutes(CHANGED, ago, instance=node)) == [], node
 
 
 def test_what_has_changed_is_what_the_simulation_changed(samples: Samples, engine: Engine) -> None:
     """The change of each owner is the difference of what the exporters said at the two moments."""
     for minutes in (30, 60, 120):
         chosen = {"instance": "leak|hoarder|pod|large-moment|notebook|tensorflow"}
-        shown = ask(
-            engine, over_minutes(query_of("fleet", "Changed, up to 4 min old"), minutes, **chosen), **AT_NOW
-        )
         now, then = (_held(samples, at, **chosen) for at in (NOW, NOW - 60 * minutes))
-        found = {each["metric"]["owner"]: float(each["value"][1]) for each in shown}
+        shown = rows_of(engine, over_minutes(CHANGED, minutes, **chosen))
+        found = {row["owner"]: row["value"] for row in shown}
 
         assert found, minutes
         for owner in now.keys() | then.keys():
@@ -44,13 +37,10 @@ def test_what_has_changed_is_what_the_simulation_changed(samples: Samples, engin
 
 def _held(samples: Samples, moment: float, **chosen: str) -> dict[str, tuple[float, float]]:
     """Return the lowest and the highest holdings of each owner when the rules may have looked last."""
-    moments = [moment - SCRAPE * back for back in range(5)]
-    held = [
-        truth.by_label(truth.values(samples, "vramledger_owner_memory_bytes", at, **chosen), "owner")
-        for at in moments
-    ]
-    owners = {owner for each in held for owner in each}
-    return {
-        owner: (min(each.get(owner, 0.0) for each in held), max(each.get(owner, 0.0) for each in held))
-        for owner in owners
-    }
+    name, moments = "vramledger_owner_memory_bytes", (moment - SCRAPE * back for back in range(5))
+    held = [truth.by_label(truth.values(samples, name, at, **chosen), "owner") for at in moments]
+    bounds = {}
+    for owner in set().union(*held):
+        sizes = [each.get(owner, 0.0) for each in held]
+        bounds[owner] = (min(sizes), max(sizes))
+    return bounds

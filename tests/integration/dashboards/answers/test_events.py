@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.dashboards.answers import SPAN
 from tests.support.dashboards.database import ask
-from tests.support.dashboards.figures import AT_NOW, query_of, total_of, value
+from tests.support.dashboards.figures import query_of, total_of, value
 from tests.support.dashboards.files import load_dashboards, substitute_variables
 from tests.support.fleet.engines import Engine
 from vramledger_agent.commands.parser import parse_duration
@@ -30,7 +30,7 @@ def test_the_count_of_alerts_is_the_sum_by_severity(engine: Engine) -> None:
     """The figures by severity and the table beside them have the same alerts."""
     severities = [value(engine, "fleet", "Alerts", ref)[0] for ref in "ABC"]
     expr = query_of("fleet", "Needs attention").replace("bottomk(50, ", "(")
-    rows = ask(engine, substitute_variables(expr), **AT_NOW)
+    rows = ask(engine, substitute_variables(expr), instant=True, span=SPAN)
     labels = [tuple(sorted(row["metric"].items())) for row in rows]
 
     assert total_of(severities) == len(rows) == len(set(labels))

@@ -9,14 +9,15 @@ import pytest
 from tests.integration.dashboards.test_contract import ALL_OR_NOTHING, TARGET
 from tests.integration.dashboards.test_files import properties, selectors
 from tests.support.dashboards import database
-from tests.support.dashboards.answers import EMPTY, SPAN, Answer, answers
-from tests.support.dashboards.database import Samples, ask
-from tests.support.dashboards.figures import AT_NOW, pid_of, query_of
+from tests.support.dashboards.answers import EMPTY, Answer, answers
+from tests.support.dashboards.database import Samples
+from tests.support.dashboards.figures import pid_of, query_of, rows_of
 from tests.support.dashboards.files import all_queries, load_dashboards, panels, substitute_variables
 from tests.support.dashboards.nodes import NEWEST, SCRAPE
 from tests.support.fleet.engines import Engine, running, until
 from tests.support.ports import free_port
 from tests.support.requirements import require_newer
+from tests.support.sure import sure
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]  # 150 s of CPU for all of this folder
 
@@ -40,8 +41,8 @@ def test_columns_exist_in_the_answers(engine: Engine) -> None:
                 uuids |= {"instance": "hoarder", "pid": pid_of(engine, "hoarder", owner="18")}
             labels = {"Value", *(f"Value #{target['refId']}" for target in panel["targets"])}
             for target in panel["targets"]:
-                for each in ask(engine, substitute_variables(target["expr"], **uuids), **AT_NOW):
-                    labels |= each["metric"].keys()
+                for row in rows_of(engine, substitute_variables(target["expr"], **uuids)):
+                    labels |= row.keys() - {"value"}
             assert set(properties(panel)) <= labels, panel["title"]
 
 
@@ -75,19 +76,18 @@ def test_the_variable_of_devices_shows_names_and_gives_uuids(engine: Engine) -> 
     """Grafana's text is node, index and product, of an instance its id too; its value is the UUID."""
     listed = load_dashboards()["vramledger-device"]["templating"]["list"]
     (variable,) = [each for each in listed if each["name"] == "uuid"]
-    query = re.fullmatch(r"query_result\((.*)\)", variable["query"]["query"])
-    assert query
-    found = ask(engine, substitute_variables(query[1]), **AT_NOW)
+    query = sure(re.fullmatch(r"query_result\((.*)\)", variable["query"]["query"]))
+    found = rows_of(engine, substitute_variables(query[1]))
     pattern = re.compile(variable["regex"].strip("/").replace("(?<", "(?P<"))
-    lines = ["{" + ", ".join(f'{k}="{v}"' for k, v in sorted(each["metric"].items())) + "}" for each in found]
-    matched = [pattern.search(line) for line in lines]
-
-    assert all(matched)
-    texts = {match["text"] for match in matched if match}
+    lines = [
+        "{" + ", ".join(f'{k}="{v}"' for k, v in sorted(row.items()) if k != "value") + "}" for row in found
+    ]
+    matched = [sure(pattern.search(line)) for line in lines]
+    texts = {match["text"] for match in matched}
     instances = {f"mig / 0 instance {number} / NVIDIA H200 MIG 1g.18gb" for number in (7, 8, 9)}
     assert instances | {"mig / 0 / NVIDIA H200", "hoarder / 0 / NVIDIA A100-SXM4-40GB"} <= texts
     assert len(texts) == len(found)
-    assert {match["value"] for match in matched if match} == {each["metric"]["uuid"] for each in found}
+    assert {match["value"] for match in matched} == {row["uuid"] for row in found}
 
 
 def test_no_age_is_in_the_future(engine: Engine) -> None:
@@ -95,7 +95,7 @@ def test_no_age_is_in_the_future(engine: Engine) -> None:
     for asked in all_queries():
         if asked.expr.startswith("clamp_min(time()"):
             past = substitute_variables(asked.expr.replace("time()", "(time() - 7200)"))
-            assert all(float(each["value"][1]) >= 0 for each in ask(engine, past, **AT_NOW)), asked.panel
+            assert all(row["value"] >= 0 for row in rows_of(engine, past)), asked.panel
 
 
 POOLS = "Pools and use, by framework"
@@ -120,17 +120,11 @@ def test_what_is_recorded_for_graphs_is_what_the_exporters_said(
     engine: Engine, dashboard: str, panel: str, ref: str, live: str
 ) -> None:
     """The newest point of a graph of recorded sums is what the exporters said, at most 5 minutes before."""
-
-    def figures(expr: str, ago: float) -> dict[str, float]:
-        found = ask(engine, expr, instant=True, span=0, ahead=-ago)
-        return {str(sorted(row["metric"].items())): float(row["value"][1]) for row in found}
-
-    drawn = figures(substitute_variables(query_of(dashboard, panel, ref), instance="leak|jax"), 0)
-    before = [
-        figures(live.replace("{}", '{instance=~"leak|jax"}'), SCRAPE * scrapes) for scrapes in range(12)
-    ]
+    drawn = rows_of(engine, substitute_variables(query_of(dashboard, panel, ref), instance="leak|jax"))
+    said = live.replace("{}", '{instance=~"leak|jax"}')
+    before = [rows_of(engine, said, ahead=-SCRAPE * scrapes) for scrapes in range(12)]
     assert drawn
-    assert drawn in before
+    assert any(sorted(drawn, key=str) == sorted(each, key=str) for each in before)
 
 
 LATER = 472_222 * 3600.0
@@ -149,7 +143,8 @@ def test_victoriametrics_answers_the_same(samples: Samples, answered: list[Answe
     with running(command, tmp_path, f"http://127.0.0.1:{port}", "/health") as other:
         database.send(samples, other, LATER)
         urllib.request.urlopen(f"{other.url}/internal/force_flush", timeout=60).close()  # noqa: S310 loopback
-        until(lambda: _series(other) >= newest, "VictoriaMetrics finds all that it was given")
+        count = 'count({__name__!=""})'
+        until(lambda: rows_of(other, f"{count} >= {newest}", LATER), "VictoriaMetrics finds all it was given")
         theirs = {each.asked: each for each in answers(other, LATER)}
 
     for mine in answered:
@@ -168,11 +163,6 @@ def test_victoriametrics_answers_the_same(samples: Samples, answered: list[Answe
             # Prometheus 2 also counts the sample where a span begins: a step is a sixth less steep there.
             near = 0.2 if "deriv(" in mine.asked.expr else 0.05
             assert given.value == pytest.approx(mine.value + later, rel=near), mine.asked
-
-
-def _series(engine: Engine) -> int:
-    found = ask(engine, 'count({__name__!=""})', instant=True, span=SPAN, ahead=LATER)
-    return int(found[0]["value"][1]) if found else 0
 
 
 def test_a_newer_prometheus_answers_too(samples: Samples, answered: list[Answer], tmp_path: Path) -> None:

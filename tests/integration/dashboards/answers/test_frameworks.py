@@ -2,27 +2,24 @@
 
 import pytest
 
-from tests.support.dashboards.database import ask
-from tests.support.dashboards.figures import AT_NOW, value
+from tests.support.dashboards.figures import figure, one, rows_of, total_of, value
 from tests.support.fleet.engines import Engine
+
+FRAGMENTATION = "Fragmentation: free, but not usable"
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]  # 150 s of CPU for all of this folder
 
 
 def test_room_is_part_of_the_gpu_and_counts_copies(engine: Engine) -> None:
     """What is free and what limits would free are parts of one GPU; where there is room, copies fit."""
-    (copies,) = value(engine, "framework", "More copies fit")
     total, free = (
-        {(each["metric"]["instance"], each["metric"]["gpu"]): float(each["value"][1]) for each in found}
-        for found in (
-            ask(engine, "vramledger_device_memory_total_bytes", **AT_NOW),
-            ask(engine, 'vramledger_device_memory_bytes{state="free"}', **AT_NOW),
-        )
+        {(row["instance"], row["gpu"]): row["value"] for row in rows_of(engine, f"vramledger_device_{what}")}
+        for what in ("memory_total_bytes", 'memory_bytes{state="free"}')
     )
     beyond = value(engine, "framework", "Room on each GPU", "B")
 
-    assert copies["value"] > 0
-    assert sum(row["value"] for row in beyond) > 0
+    assert figure(engine, "framework", "More copies fit") > 0
+    assert total_of(beyond) > 0
     for row in beyond:
         gpu = row["instance"], row["gpu"]
         assert row["value"] + free[gpu] <= total[gpu]
@@ -38,7 +35,7 @@ def test_jobs_that_could_move_are_named_with_the_gpu(engine: Engine) -> None:
 
 def test_retries_are_counted_in_whole_numbers(engine: Engine) -> None:
     """A count of retries is not extrapolated to a part of one."""
-    rows = value(engine, "framework", "Fragmentation: free, but not usable", "C")
+    rows = value(engine, "framework", FRAGMENTATION, "C")
 
     assert rows
     assert all(row["value"].is_integer() for row in rows)
@@ -46,8 +43,7 @@ def test_retries_are_counted_in_whole_numbers(engine: Engine) -> None:
 
 def test_whether_segments_expand_stands_beside_fragmentation(engine: Engine) -> None:
     """Each program with free pieces says whether the setting that helps is there."""
-    rows = value(engine, "framework", "Fragmentation: free, but not usable")
-    told = value(engine, "framework", "Fragmentation: free, but not usable", "E")
+    rows, told = (value(engine, "framework", FRAGMENTATION, ref) for ref in "AE")
 
     assert {row["pid"] for row in rows} <= {row["pid"] for row in told}
     assert {row["value"] for row in told} <= {0.0, 1.0}
@@ -57,13 +53,12 @@ def test_fragmentation_is_the_share_of_the_pool_in_free_pieces(engine: Engine) -
     """It is what is split and free over what is reserved: few pieces of a large pool are a small share."""
     shares: dict[str, float] = {}
     for node in ("fragmented", "leak"):
-        (row,) = value(engine, "framework", "Fragmentation: free, but not usable", "B", instance=node)
         split, pool = (
-            float(each["value"][1])
+            one(rows_of(engine, f'vramledger_torch_{metric}_bytes{{instance="{node}"}}'))
             for metric in ("inactive_split", "reserved")
-            for each in ask(engine, f'vramledger_torch_{metric}_bytes{{instance="{node}"}}', **AT_NOW)
         )
         shares[node] = split / pool
-        assert row["value"] == pytest.approx(shares[node])
+        shown = figure(engine, "framework", FRAGMENTATION, "B", instance=node)
+        assert shown == pytest.approx(shares[node])
 
     assert shares["fragmented"] > 0.1 > shares["leak"]

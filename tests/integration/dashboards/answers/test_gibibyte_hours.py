@@ -3,9 +3,8 @@
 import pytest
 
 from tests.support.dashboards import database, truth
-from tests.support.dashboards.answers import SPAN
 from tests.support.dashboards.database import Samples, ask
-from tests.support.dashboards.figures import AT_NOW, over_minutes, query_of, total_of, value
+from tests.support.dashboards.figures import figure, one, over_minutes, query_of, rows_of, total_of, value
 from tests.support.dashboards.files import substitute_variables
 from tests.support.dashboards.nodes import NOW
 from tests.support.fleet.engines import Engine
@@ -16,9 +15,7 @@ USAGE = "GiB-hours by owner and state"
 
 
 @pytest.mark.parametrize("minutes", [30, 120])
-def test_each_owner_has_the_gibibyte_hours_that_the_exporter_counted(
-    samples: Samples, engine: Engine, minutes: int
-) -> None:
+def test_each_owner_has_what_the_exporter_counted(samples: Samples, engine: Engine, minutes: int) -> None:
     """What each owner held and wasted is what its exporter counted, right to 4 minutes at each end."""
     for ref, counter in (("A", "memory_byte_seconds_total"), ("B", "memory_wasted_byte_seconds_total")):
         name = f"vramledger_owner_{counter}"
@@ -27,8 +24,8 @@ def test_each_owner_has_the_gibibyte_hours_that_the_exporter_counted(
             for ends in (300, -300)
         )
         for node, owner in least:
-            expr = over_minutes(query_of("owner", USAGE, ref), minutes, instance=node)
-            shown = {row["metric"]["owner"]: float(row["value"][1]) for row in ask(engine, expr, **AT_NOW)}
+            rows = rows_of(engine, over_minutes(query_of("owner", USAGE, ref), minutes, instance=node))
+            shown = {row["owner"]: row["value"] for row in rows}
             if least[node, owner] > 0.01:
                 longest = max(most.get((node, owner), 0.0), least[node, owner]) * (1 + 10 / minutes)
                 assert 0.95 * least[node, owner] <= shown[owner] <= 1.05 * longest, (ref, node, owner)
@@ -46,15 +43,13 @@ def _by_owner(rises: dict[tuple[tuple[str, str], ...], float]) -> dict[tuple[str
 def test_a_week_has_the_gibibyte_hours_of_a_range_of_a_week(engine: Engine) -> None:
     """Owner says the same of 7 days in its figure and in its table, which says so a week later too."""
     week = 7 * 24 * 60
-    figure = over_minutes(query_of("owner", "GiB-hours in time range", "C"), week, instance="hoarder")
-    (shown,) = ask(engine, figure, **AT_NOW)
+    expr = over_minutes(query_of("owner", "GiB-hours in time range", "C"), week, instance="hoarder")
+    shown = one(rows_of(engine, expr))
+    assert shown > 0
     for ref, weeks in (("A", 0), ("B", 1), ("D", 3)):
         expr = over_minutes(query_of("owner", "Wasted, week by week", ref), 60, instance="hoarder")
-        rows = ask(engine, expr, instant=True, span=SPAN, ahead=60.0 * weeks * week)
-
-        said = sum(float(row["value"][1]) for row in rows)
-        assert said == pytest.approx(float(shown["value"][1]), rel=1e-6), ref
-        assert said > 0
+        said = total_of(rows_of(engine, expr, ahead=60.0 * weeks * week))
+        assert said == pytest.approx(shown, rel=1e-6), ref
 
 
 COST = "Waste in time range, $currency"
@@ -68,50 +63,39 @@ def test_hours_and_cost_are_those_of_the_simulation(samples: Samples, engine: En
     for minutes, near in ((60, 0.1), (120, 0.05), (168, 0.1)):
         begin = NOW - 60 * minutes
         held = truth.increases(samples, "vramledger_owner_memory_byte_seconds_total", begin, NOW, **chosen)
-        wasted = truth.increases(
-            samples, "vramledger_owner_memory_wasted_byte_seconds_total", begin, NOW, **chosen
-        )
-        gpus = {labels: value / memory[dict(labels)["uuid"]] for labels, value in wasted.items()}
+        name = "vramledger_owner_memory_wasted_byte_seconds_total"
+        wasted = truth.increases(samples, name, begin, NOW, **chosen)
         states = truth.by_label(held, "state")
         byte_seconds = {"A": sum(held.values()), "B": sum(wasted.values())}
         for ref, state in zip("EFGHI", ("active", "idle", "stopped", "orphaned", "zombie"), strict=True):
             byte_seconds[ref] = states[state]
-        hours = sum(gpus.values()) / 3600
-        true = {
-            "C": hours,
-            "D": 2 * hours,
-            **{ref: each / 2**30 / 3600 for ref, each in byte_seconds.items()},
-        }
-        for ref, figure in true.items():
-            expr = query_of("owner", "GiB-hours by owner and state", ref)
-            shown = ask(engine, over_minutes(expr, minutes, price="2", **chosen), **AT_NOW)
-            total = sum(float(each["value"][1]) for each in shown)
-            assert total == pytest.approx(figure, rel=near), (minutes, ref)
-        cost = ask(engine, over_minutes(query_of("owner", COST), minutes, **chosen), **AT_NOW)
-        assert float(cost[0]["value"][1]) == pytest.approx(true["D"], rel=near)
+        true = {ref: each / 2**30 / 3600 for ref, each in byte_seconds.items()}
+        true["C"] = sum(each / memory[dict(labels)["uuid"]] for labels, each in wasted.items()) / 3600
+        true["D"] = 2 * true["C"]
+        for ref, hours in true.items():
+            expr = over_minutes(query_of("owner", USAGE, ref), minutes, price="2", **chosen)
+            assert total_of(rows_of(engine, expr)) == pytest.approx(hours, rel=near), (minutes, ref)
+        cost = one(rows_of(engine, over_minutes(query_of("owner", COST), minutes, **chosen)))
+        assert cost == pytest.approx(true["D"], rel=near)
 
 
 def test_wasted_means_the_same_everywhere(engine: Engine) -> None:
     """The fleet, its teams, its owners and its nodes waste the same number of bytes, and of GiB-hours."""
     chosen = {"instance": "hoarder|pod|notebook|stopped|zombie|orphan|dead"}
-    (fleet,) = value(engine, "fleet", "Wasted memory", **chosen)
-    (node,) = value(engine, "node", "Wasted", **chosen)
-    teams = value(engine, "fleet", "GiB-hours by team and state", "B", **chosen)
-    owners = value(engine, "fleet", "Waste by owner", **chosen)
-    (stat,) = value(engine, "owner", "GiB-hours in time range", "C", **chosen)
+    teams = total_of(value(engine, "fleet", "GiB-hours by team and state", "B", **chosen))
+    owners = total_of(value(engine, "fleet", "Waste by owner", **chosen))
 
-    assert fleet["value"] == node["value"]
-    assert total_of(teams) == pytest.approx(total_of(owners))
-    assert stat["value"] == pytest.approx(total_of(owners))
-    assert total_of(owners) > 0
+    assert figure(engine, "fleet", "Wasted memory", **chosen) == figure(engine, "node", "Wasted", **chosen)
+    assert teams == pytest.approx(owners)
+    assert figure(engine, "owner", "GiB-hours in time range", "C", **chosen) == pytest.approx(owners)
+    assert owners > 0
 
 
 def test_what_an_owner_wastes_now_is_what_its_devices_say(engine: Engine) -> None:
     """Owner says of now what Node says, and no mean of the minutes before."""
     for node in ("notebook", "hoarder", "stopped", "orphan", "recorded-policies"):
-        (shown,) = value(engine, "owner", "Memory", "B", instance=node)
-        (wasted,) = value(engine, "node", "Wasted", instance=node)
-        assert shown["value"] == wasted["value"], node
+        shown = figure(engine, "owner", "Memory", "B", instance=node)
+        assert shown == figure(engine, "node", "Wasted", instance=node), node
 
 
 def test_what_is_drawn_of_waste_is_what_is_counted(engine: Engine) -> None:
@@ -120,6 +104,6 @@ def test_what_is_drawn_of_waste_is_what_is_counted(engine: Engine) -> None:
     drawn = ask(engine, expr, instant=False, span=7200)
     area = sum(float(point) for series in drawn for _, point in series["values"][:-4]) * database.STEP
     counted = 'vramledger_owner_memory_wasted_byte_seconds_total{instance="hoarder"}'
-    (true,) = ask(engine, f"sum({counted} offset 4m - {counted} offset 2h)", **AT_NOW)
+    true = one(rows_of(engine, f"sum({counted} offset 4m - {counted} offset 2h)"))
 
-    assert area == pytest.approx(float(true["value"][1]), rel=0.02)
+    assert area == pytest.approx(true, rel=0.02)

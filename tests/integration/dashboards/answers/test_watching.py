@@ -9,7 +9,7 @@ from dashboards.src.queries import DOWN, DRIVER_LOST, PARTLY_BLIND, RELEASED, ST
 from dashboards.src.reasons import NO_DEVICE, NO_DRIVER, NO_RULES, NO_SOURCE, NOT_WATCHED, NOTHING, STOPPED
 from tests.support.dashboards import database
 from tests.support.dashboards.database import Samples
-from tests.support.dashboards.figures import value
+from tests.support.dashboards.figures import figure, value
 from tests.support.dashboards.files import load_dashboards, panels
 from tests.support.fleet.engines import Engine
 
@@ -32,15 +32,15 @@ def test_a_node_that_is_not_watched_says_how_old_its_data_is(engine: Engine) -> 
 )
 def test_a_dead_collection_is_told_apart(engine: Engine, node: str, status: int) -> None:
     """The indicator distinguishes the ways in which an exporter has no data, and a release on purpose."""
-    (found,) = value(engine, "node", "Exporter", instance=node)
-    assert found["value"] == status
+    assert figure(engine, "node", "Exporter", instance=node) == status
 
 
-@pytest.mark.parametrize("node", ["down", "driver-lost", "released"])
-def test_nothing_is_shown_of_what_is_not_known(engine: Engine, node: str) -> None:
+@pytest.mark.parametrize(
+    ("node", "missing"), [("down", NOT_WATCHED), ("driver-lost", NO_DRIVER), ("released", NOT_WATCHED)]
+)
+def test_nothing_is_shown_of_what_is_not_known(engine: Engine, node: str, missing: int) -> None:
     """Where nothing is collected there is no figure: a 0 would look like an idle GPU."""
     assert value(engine, "node", "GPU $gpu", instance=node) == []
-    missing = {"down": NOT_WATCHED, "driver-lost": NO_DRIVER, "released": NOT_WATCHED}[node]
     for panel in ("Wasted", "Unattributed", "Memory used", "Holders"):
         rows = value(engine, "node", panel, instance=node)
         assert rows == [{"value": missing}], panel
@@ -73,42 +73,27 @@ def test_a_node_that_is_seen_in_part_is_not_painted_as_watched(engine: Engine) -
         for row in value(engine, "exporter", "Exporter status", ref)
     }
     for node in ("blind", "device-lost", "agent-silent"):
-        (indicator,) = value(engine, "node", "Exporter", instance=node)
         assert timeline[node] == (PARTLY_BLIND, "A")
-        assert indicator["value"] == PARTLY_BLIND
+        assert figure(engine, "node", "Exporter", instance=node) == PARTLY_BLIND
     assert timeline["hoarder"] == (WATCHING, "B"), "those that are watched come last"
-
-
-@pytest.mark.parametrize(
-    ("dashboard", "panel", "node", "meaning"),
-    [
-        ("fleet", "Largest wasted holdings", "driver-lost", NO_DRIVER),
-        ("fleet", "Largest wasted holdings", "small-jobs", None),
-        ("framework", "Fragmentation: free, but not usable", "notebook", NO_SOURCE),
-        ("fleet", "Needs attention", "small-jobs", None),
-        ("fleet", "Needs attention", "nowhere", NO_RULES),
-        ("exporter", "Nodes that are not fully watched", "nowhere", NO_RULES),
-        ("framework", "Held beyond peak need, by program", "hoarder", NO_SOURCE),
-        ("node", "Reservations and holdings", "hoarder", NO_SOURCE),
-        ("node", "Limits", "hoarder", NO_SOURCE),
-        ("node", "Limits", "driver-lost", NO_DRIVER),
-        ("node", "Limits", "down", NOT_WATCHED),
-        ("node", "Limits", "stalled", STOPPED),
-        ("node", "Limits", "nowhere", NO_RULES),
-    ],
-)
-def test_an_empty_table_is_never_one_that_nobody_could_fill(
-    engine: Engine, dashboard: str, panel: str, node: str, meaning: int | None
-) -> None:
-    """A table without rows has one that says what is missing, and none where there is nothing to report."""
-    rows = value(engine, dashboard, panel, instance=node)
-
-    assert [row["value"] for row in rows] == ([] if meaning is None else [meaning])
 
 
 @pytest.mark.parametrize(
     ("dashboard", "panel", "chosen", "meaning"),
     [
+        ("fleet", "Largest wasted holdings", {"instance": "driver-lost"}, NO_DRIVER),
+        ("fleet", "Largest wasted holdings", {"instance": "small-jobs"}, None),
+        ("framework", "Fragmentation: free, but not usable", {"instance": "notebook"}, NO_SOURCE),
+        ("fleet", "Needs attention", {"instance": "small-jobs"}, None),
+        ("fleet", "Needs attention", {"instance": "nowhere"}, NO_RULES),
+        ("exporter", "Nodes that are not fully watched", {"instance": "nowhere"}, NO_RULES),
+        ("framework", "Held beyond peak need, by program", {"instance": "hoarder"}, NO_SOURCE),
+        ("node", "Reservations and holdings", {"instance": "hoarder"}, NO_SOURCE),
+        ("node", "Limits", {"instance": "hoarder"}, NO_SOURCE),
+        ("node", "Limits", {"instance": "driver-lost"}, NO_DRIVER),
+        ("node", "Limits", {"instance": "down"}, NOT_WATCHED),
+        ("node", "Limits", {"instance": "stalled"}, STOPPED),
+        ("node", "Limits", {"instance": "nowhere"}, NO_RULES),
         ("owner", "Memory", {"instance": "driver-lost"}, NO_DRIVER),
         ("owner", "GiB-hours in time range", {"instance": "leak", "owner": "nobody"}, NOTHING),
         ("owner", "Memory", {"instance": "leak", "owner": "nobody"}, NOTHING),
@@ -121,45 +106,39 @@ def test_an_empty_table_is_never_one_that_nobody_could_fill(
         ("fleet", "Memory", {"instance": "driver-lost"}, NO_DRIVER),
         ("fleet", "GPUs", {"instance": "down"}, NOT_WATCHED),
         ("fleet", "Waste by owner", {"instance": "small-jobs"}, NOTHING),
-        ("fleet", "Waste by owner", {"instance": "driver-lost"}, NOT_WATCHED),
+        ("fleet", "Waste by owner", {"instance": "driver-lost"}, NO_DRIVER),
         ("fleet", "Waste by owner", {"instance": "nowhere"}, None),
         ("fleet", "Who holds what", {"instance": "nowhere"}, None),
-        ("fleet", "Who grows steadily", {"instance": "small-jobs"}, NOTHING),
+        ("fleet", "Who grows steadily", {"instance": "small-jobs"}, None),
         ("device", "Time until full", {"instance": "notebook", "uuid": ".+"}, NOTHING),
         ("device", "Memory used", {"instance": "hoarder", "uuid": "GPU-none"}, NO_DEVICE),
-        ("device", "Unattributed", {"instance": "driver-lost", "uuid": ".+"}, NO_DRIVER),
+        ("device", "Unattributed", {"instance": "driver-lost", "uuid": ".+"}, NO_DEVICE),
     ],
 )
-def test_a_figure_says_the_one_reason_why_it_is_not_there(
+def test_what_is_not_there_says_the_one_reason(
     engine: Engine, dashboard: str, panel: str, chosen: dict[str, str], meaning: int | None
 ) -> None:
-    """Without a value there is the true reason; where no exporter answers there is none, which says that."""
+    """A figure or table that nobody could fill says the true reason, and nothing where there is none."""
     rows = value(engine, dashboard, panel, **chosen)
 
-    assert [row["value"] for row in rows] == [] if meaning is None else [meaning]
+    assert [row["value"] for row in rows] == ([] if meaning is None else [meaning])
 
 
-def test_without_rules_every_dashboard_says_so(
-    samples: Samples, require_tool: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_without_any_rules(samples: Samples, require_tool: Callable[[str], Path], tmp_path: Path) -> None:
     """With a Prometheus that has no rules, the first figure says that, and no figure says another reason."""
     scraped = Samples()
-    scraped.points = {
-        labels: points
-        for labels, points in samples.points.items()
-        if ("instance", "leak") in labels and ":" not in dict(labels)["__name__"]
-        if not dict(labels)["__name__"].startswith("ALERTS")
-    }
+    for labels, points in samples.points.items():
+        name = dict(labels)["__name__"]
+        if ("instance", "leak") in labels and ":" not in name and not name.startswith("ALERTS"):
+            scraped.points[labels] = points
     with database.prometheus(require_tool("prometheus"), tmp_path, scraped) as engine:
         for uid, content in load_dashboards().items():
             first, *others = panels(content)
             ref, meaning = ("A", WITHOUT_RULES) if first["title"] == "Exporter" else ("E", 1)
             dashboard = uid.removeprefix("vramledger-")
-            (said,) = value(engine, dashboard, first["title"], ref, instance="leak")
-            assert said["value"] == meaning, uid
+            assert figure(engine, dashboard, first["title"], ref, instance="leak") == meaning, uid
             for panel in others:
                 if panel["type"] == "stat":
                     for said in value(engine, dashboard, panel["title"], instance="leak", uuid=".+"):
                         assert said["value"] >= 0, panel["title"]
-        (row,) = value(engine, "fleet", "Largest wasted holdings", instance="leak")
-        assert row["value"] == NO_RULES
+        assert figure(engine, "fleet", "Largest wasted holdings", instance="leak") == NO_RULES
