@@ -366,6 +366,7 @@ class DeviceReading(Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     partition: int | None = None
     # the holders of memory; None when the query failed, empty when there are none
     processes: tuple[ProcessEntry, ...] | None = None
+    mps_listed: bool = True  # whether the driver tells which of them are clients of MPS
     # ``gpu`` and ``memory`` as ratios over the driver's last sampling period; before Hopper also
     # ``gpu_peak``, the highest ``gpu`` of all periods since the previous reading
     utilization: Mapping[str, int | float] | None = None  # a whole number stays one

@@ -7,7 +7,7 @@ import pytest
 from tests.support import builders
 from tests.support.host.one_holder import OneHolder
 from tests.support.sure import sure
-from vramledger.accounting.owners.reservations import fits, mps_servers
+from vramledger.accounting.owners.reservations import fits, mps_clients
 from vramledger.metrics import processes, reservations
 from vramledger.model.reading import (
     DeviceReading,
@@ -152,9 +152,9 @@ def test_nobody_is_blamed_in_doubt(changes: dict[str, Any]) -> None:
         (CONTROL, "renamed", ()),
         (CONTROL._replace(uid=1000, user="ada"), "nvidia-cuda-mps-server", (7,)),  # ada's own daemon
         (CONTROL._replace(program="bash"), "nvidia-cuda-mps-server", (7,)),
-        (CONTROL._replace(uid=None), "nvidia-cuda-mps-server", ()),  # too little is known
-        (CONTROL._replace(program=""), "nvidia-cuda-mps-server", ()),
-        (CONTROL._replace(program=""), "train.py", (7,)),
+        (CONTROL._replace(program=""), "renamed", ()),  # without the right to see it
+        (CONTROL._replace(program="", comm="sudo"), "nvidia-cuda-mps-server", (7,)),
+        (CONTROL._replace(program="", uid=1000), "nvidia-cuda-mps-server", (7,)),  # its main thread has ended
         (None, "nvidia-cuda-mps-server", (7,)),
     ],
 )
@@ -165,21 +165,30 @@ def test_mps_unreserved(parent: ParentFacts | None, command: str, unreserved: tu
 
 
 @pytest.mark.parametrize(
-    ("parent", "servers"),
+    ("parent", "listed", "clients"),
     [
-        (CONTROL, {7}),
-        (CONTROL._replace(program=""), {7}),
-        (None, {7}),
-        (CONTROL._replace(program="bash"), set()),
+        (CONTROL, None, {7, 8}),
+        (CONTROL, {9}, {9}),
+        (CONTROL, set(), set()),  # the driver says that nobody is one
+        (CONTROL._replace(uid=1000), None, set()),  # a file of the user's own may have this name
+        (CONTROL._replace(uid=1000, program=""), None, set()),
+        (CONTROL._replace(program="bash"), None, set()),
+        (None, None, set()),
     ],
 )
-def test_a_name_alone_makes_no_holder_a_client_of_mps(parent: ParentFacts | None, servers: set[int]) -> None:
-    """A program with the server's name and another parent is none: it and its neighbours stay idle."""
-    facts = ProcessFacts(7, 7, 1000, "eve", command="nvidia-cuda-mps-server", parent=parent)
-    device = DeviceReading(0, GPU, processes=(ProcessEntry(7, 1, "C"),))
-    assert (
-        mps_servers(device, {7: ProcessRow(7, 7, "S", 1, 7, 7, 0, 1)}, lambda _pid, _start: facts) == servers
-    )
+def test_a_name_makes_no_holder_a_client_of_mps(
+    parent: ParentFacts | None, listed: set[int] | None, clients: set[int]
+) -> None:
+    """The driver's list decides; without one only root's daemon does, for the user of its server."""
+    users = {7: 1000, 8: 1000, 9: 1001}  # 10: not known
+    facts = {
+        pid: ProcessFacts(pid, 7, uid, command="nvidia-cuda-mps-server", parent=parent if pid == 7 else None)
+        for pid, uid in users.items()
+    }
+    holders = tuple(ProcessEntry(pid, 1, "CM" if pid in (listed or ()) else "C") for pid in (*users, 10))
+    device = DeviceReading(0, GPU, processes=holders, mps_listed=listed is not None)
+    rows = {each.pid: ProcessRow(each.pid, 7, "S", 1, 7, 7, 0, 1) for each in holders}
+    assert mps_clients(device, rows, lambda pid, _start: facts.get(pid)) == clients
 
 
 @pytest.mark.parametrize(
