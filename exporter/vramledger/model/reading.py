@@ -289,7 +289,7 @@ class Grant(NamedTuple):
     # the scheduler's own ids: a UUID, or ``nvidiaN`` or ``gpu-N`` for the number of the device file, with the
     # suffix of a replica or a slice
     devices: tuple[str, ...]
-    place: str = ""  # the part of the cgroup path that its processes share, if they are not known by name
+    place: str = ""  # the path of the cgroup that its processes share, if they are not known by name
     user: str = ""  # the name of its user, as the scheduler has it; empty when not known
     account: str = ""  # the account that the scheduler charges; empty when not known
 

@@ -26,7 +26,7 @@ from vramledger.model.reading import (
 )
 from vramledger.model.snapshot import DeviceSnapshot, Holding, OwnerLimit, Reservation, ReservationStatus
 from vramledger.readers.hosts.system_memory import chain_of
-from vramledger.readers.owners.cgroups import attested_names, hierarchy_paths
+from vramledger.readers.owners.cgroups import DELETED, hierarchy_paths
 
 FactsOf = Callable[[int, int | None], ProcessFacts | None]
 KnownSince = Callable[[int, int | None], float | None]
@@ -44,6 +44,7 @@ _REPLICA = "::"
 _NUMBERED = re.compile(
     r"(?:nvidia|gpu-)(?P<minor>\d+)(?:/gi(?P<instance>\d+)(?:/ci(?P<compute>\d+))?)?(?:/vgpu\d+)?"
 )
+_OUTSIDE = re.compile(r"^(?:/\.\.)+(?=/)")
 _OLD_MIG = re.compile(r"MIG-(?P<parent>GPU-[\w-]+)/(?P<gpu>\d+)/(?P<compute>\d+)", re.ASCII)
 
 
@@ -209,9 +210,17 @@ def _belongs(facts: ProcessFacts | None, grant: Grant) -> bool | None:
 
 
 def _inside(cgroup: tuple[str, ...] | None, place: str) -> bool | None:
+    """Tell whether a process is in a cgroup, by the whole path: any user may give a part this name.
+
+    A path from outside our own namespace (``/../..``) lacks parts at its beginning.
+    """
     if cgroup is None:
         return None
-    return any(place in attested_names(path) for _, path in hierarchy_paths(cgroup))
+    paths = [f"{path.removesuffix(DELETED)}/" for _, path in hierarchy_paths(cgroup)]
+    ends = [f"{place[at:]}/" for at, letter in enumerate(place) if letter == "/"]
+    return any(
+        _OUTSIDE.sub("", path).startswith(tuple(ends if _OUTSIDE.match(path) else ends[:1])) for path in paths
+    )
 
 
 def _any(answers: Iterator[bool | None]) -> bool | None:

@@ -189,10 +189,11 @@ def read_nomad(files: HostFiles, environment: Environment) -> Scheduler | None:
         return None
     reader = _JobReader(files, environment)
     grants: dict[Grant, None] = {}
+    top = roots[0].rpartition("/")[0]
     for cgroup in reader.cgroups(roots[0], re.compile(".+"), _NOMAD_DEPTH):
         if (given := reader.first_answer(cgroup, _nomad_task)) is not None:
             name, devices = given
-            grants[Grant(NOMAD, name, devices, cgroup.rpartition("/")[2])] = None
+            grants[Grant(NOMAD, name, devices, cgroup.removeprefix(top))] = None
     return Scheduler(NOMAD, (), tuple(grants), reader.complete)
 
 

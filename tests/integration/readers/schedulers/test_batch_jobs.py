@@ -165,8 +165,8 @@ def test_tasks_of_nomad(start: Start, tmp_path: Path) -> None:
     start(f"nomad.slice/share.slice/{ALLOC}.all.scope", NVIDIA_VISIBLE_DEVICES="all", **names)
     found = sure(read(tmp_path, batch_jobs.read_nomad))
     assert set(found.grants) == {
-        Grant("nomad", "train/worker/5b3b6f0e", (GPU,), own),
-        Grant("nomad", "train/worker/5b3b6f0e", (GPU, "MIG-aa-bb"), docker),
+        Grant("nomad", "train/worker/5b3b6f0e", (GPU,), f"/nomad.slice/share.slice/{own}"),
+        Grant("nomad", "train/worker/5b3b6f0e", (GPU, "MIG-aa-bb"), f"/nomad.slice/reserve.slice/{docker}"),
     }
     assert found.complete
 

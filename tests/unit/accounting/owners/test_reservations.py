@@ -37,7 +37,7 @@ USER = Owner("user", "ada")
 
 KUBELET = Scheduler("kubelet", (GPU,), (Grant("pod", "ml/train-0", (GPU,)),))
 SLURM = Scheduler("slurm", ("*",), (Grant("slurm", "42", ("nvidia0",)),))
-NOMAD_SCOPE = "5b3b6f0e.worker.scope"
+NOMAD_SCOPE = "/nomad.slice/share.slice/5b3b6f0e.worker.scope"
 NOMAD = Scheduler("nomad", (GPU,), (Grant("nomad", "train/worker/5b3b6f0e", (GPU,), NOMAD_SCOPE),))
 CONTROL = ParentFacts(6, 1, "nvidia-cuda-mps", "x", init=False, uid=0, program="nvidia-cuda-mps-control")
 INSTANCE = DeviceReading(
@@ -88,9 +88,14 @@ def shown(snapshot: Snapshot) -> dict[str, Any]:
         (JOB._replace(slurm_job="43"), ("0::/x",), SLURM, False, (7,)),
         (JOB._replace(slurm_job="s5K1KKYAYG5D00"), ("0::/x",), SLURM, None, ()),
         (USER, ("0::/x",), SLURM, False, (7,)),
-        (USER, (f"0::/nomad.slice/share.slice/{NOMAD_SCOPE}",), NOMAD, True, ()),
-        (USER, (f"0::/user.slice/user@1000.service/{NOMAD_SCOPE}",), NOMAD, False, (7,)),
-        (USER, (f"0::/system.slice/docker-{'a5' * 32}.scope/{NOMAD_SCOPE}",), NOMAD, False, (7,)),
+        (USER, (f"0::{NOMAD_SCOPE}/below",), NOMAD, True, ()),
+        (USER, (f"0::/../..{NOMAD_SCOPE}",), NOMAD, True, ()),
+        (USER, ("0::/../5b3b6f0e.worker.scope",), NOMAD, True, ()),  # we are beside it
+        (USER, (f"0::/../ada.service{NOMAD_SCOPE}",), NOMAD, False, (7,)),
+        (USER, ("0::/ada.service/5b3b6f0e.worker.scope",), NOMAD, False, (7,)),
+        (USER, (f"6:freezer:/ada{NOMAD_SCOPE}",), NOMAD, False, (7,)),
+        (USER, ("6:freezer:/share.slice/5b3b6f0e.worker.scope",), NOMAD, False, (7,)),
+        (USER, (f"0::/user.slice/user@1000.service{NOMAD_SCOPE}",), NOMAD, False, (7,)),
         (USER, ("0::/nomad.slice/share.slice/other.scope",), NOMAD, False, (7,)),
     ],
 )  # fmt: skip
@@ -285,7 +290,7 @@ def test_a_recording_replays_what_was_reserved(scheduler: Scheduler) -> None:
     """A line of a recording has everything, and a masked one has the same relations without the names."""
     reading = Reading(1.0, 2.0, schedulers=(scheduler,), hidden_unreadable=3)
     assert decode(encode(reading)) == reading
-    cgroup = (f"0::/nomad.slice/share.slice/{NOMAD_SCOPE}",)
+    cgroup = (f"0::{NOMAD_SCOPE}",)
     owner = {"kubelet": POD, "slurm": JOB, "nomad": USER}[scheduler.name]
     host = OneHolder()
     host.gpu.uuids = ((0.0, GPU),)
