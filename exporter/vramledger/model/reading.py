@@ -292,6 +292,7 @@ class Grant(NamedTuple):
     place: str = ""  # the path of the cgroup that its processes share, if they are not known by name
     user: str = ""  # the name of its user, as the scheduler has it; empty when not known
     account: str = ""  # the account that the scheduler charges; empty when not known
+    claimed: bool = False  # whether only the owner's own programs say it
 
 
 class Scheduler(NamedTuple):

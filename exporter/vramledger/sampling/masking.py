@@ -204,6 +204,7 @@ class Mask:
                     self._mask_cgroup(f"0::{grant.place}").removeprefix("0::"),
                     grant.user and self._mask_user(grant.user),
                     grant.account and self._stand_in("account", grant.account),
+                    grant.claimed,
                 )
                 for grant in scheduler.grants
             ),

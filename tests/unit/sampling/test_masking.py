@@ -46,7 +46,7 @@ def device(uuid: str = "GPU-1", above: str | None = None) -> Reading:
     return Reading(1.0, 1.0, devices=(DeviceReading(0, uuid, parent=above),))
 
 
-def reserved(name: str = "x", device: str = "GPU-1", kind: str = "pod", **known: str) -> Reading:
+def reserved(name: str = "x", device: str = "GPU-1", kind: str = "pod", **known: Any) -> Reading:  # noqa: ANN401 any field of a grant
     grant = Grant(kind, name, (device,), **known)
     return Reading(1.0, 1.0, schedulers=(Scheduler("kubelet", (), (grant,)),))
 

@@ -105,14 +105,15 @@ class SchedulerGrants:
     ) -> ReservationStatus | None:
         """Join reservations with holdings; None without a scheduler. ``blind``: no holder can be seen."""
         managers = [each for each in self.schedulers if any(fits(name, device) for name in each.managed)]
-        if not managers or device.divided:
-            return None
         grants = [
             (scheduler.name, grant)
-            for scheduler in managers
+            for scheduler in self.schedulers
             for grant in scheduler.grants
             if any(fits(name, device) for name in grant.devices)
         ]
+        names = dict.fromkeys([*(each.name for each in managers), *(name for name, _ in grants)])
+        if not names or device.divided:
+            return None
         holders = [(each, facts_of(each.pid, each.start)) for each in holdings]
         reserved: dict[tuple[str, str], Reservation] = {}
         for name, grant in grants:
@@ -120,7 +121,9 @@ class SchedulerGrants:
             key = (grant.type, grant.name)
             if key not in reserved or reserved[key].held is not True:
                 reserved[key] = Reservation(grant.type, grant.name, name, held, grant.user, grant.account)
-        complete = not blind and all(each.complete for each in managers)
+        # A device that only claims give to a scheduler needs no reservation.
+        asked = [each for each in self.schedulers if each in managers or not each.managed]
+        complete = bool(managers) and not blind and all(each.complete for each in asked)
         mine = [grant for _, grant in grants]
         unreserved = tuple(
             each.pid
@@ -132,7 +135,7 @@ class SchedulerGrants:
         return ReservationStatus(
             tuple(sorted(reserved.values())),
             unreserved if complete else None,
-            tuple(m.name for m in managers),
+            tuple(names),
         )
 
     def _was_read_since(self, seen: float | None) -> bool:

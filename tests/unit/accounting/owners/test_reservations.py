@@ -134,6 +134,27 @@ def test_who_needs_a_reservation() -> None:
     assert found.unreserved_pids == (7,)
 
 
+CLAIMS = Scheduler("nomad", (), tuple(each._replace(claimed=True) for each in NOMAD.grants))
+
+
+@pytest.mark.parametrize(
+    ("schedulers", "unreserved"),
+    [
+        ((CLAIMS,), None),
+        ((CLAIMS, KUBELET._replace(managed=("GPU-other",))), None),
+        ((CLAIMS, SLURM), (7,)),  # by Slurm
+        ((CLAIMS._replace(complete=False), SLURM), None),
+    ],
+)
+def test_what_a_job_says_of_itself_blames_nobody(
+    schedulers: tuple[Scheduler, ...], unreserved: tuple[int, ...] | None
+) -> None:
+    """A claim is shown, and makes no device one of which others need a reservation."""
+    found = sure(reservation_status(sampled(USER, *schedulers)))
+    assert found.unreserved_pids == unreserved
+    assert Reservation("nomad", NOMAD.grants[0].name, "nomad", False) in found.reservations
+
+
 @pytest.mark.parametrize(
     "changes",
     [
