@@ -31,8 +31,6 @@ class Sample:
     watched: float = 0.0
     # the state that a process has on all its devices, by pid; None where each device's work decides
     verdicts: Mapping[int, StateVerdict | None] = field(default_factory=dict)
-    # the pids of the MPS servers, which launch nothing themselves while their clients work
-    mps_servers: set[int] = field(default_factory=set)
     # since when the threads of each process have been quiet, by pid and start time
     threads: Mapping[tuple[int, int], ThreadQuiet] = field(default_factory=dict)
     # the CPU seconds of each process since the sample before, by pid

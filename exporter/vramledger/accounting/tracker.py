@@ -295,9 +295,8 @@ class HoldingTracker:
         self, device: DeviceReading, sample: Sample, *, shared: bool
     ) -> tuple[Holding, ...] | None:
         """Match what NVML lists with known holdings and classify each, largest first; None without a list."""
-        servers = reservations.mps_servers(device, sample.rows, self._processes.facts_of)
-        sample.mps_servers.update(servers)
-        work = self._work.update(device, servers, sample, shared=shared)
+        clients = reservations.mps_clients(device, sample.rows, self._processes.facts_of)
+        work = self._work.update(device, clients, sample, shared=shared)
         utilization = {each.pid: each for each in device.process_utilization or ()}
         on_device = DeviceSample(sample, device, utilization, work)
         known: list[tuple[ProcessEntry, HoldingState]] = []

@@ -289,9 +289,10 @@ class Grant(NamedTuple):
     # the scheduler's own ids: a UUID, or ``nvidiaN`` or ``gpu-N`` for the number of the device file, with the
     # suffix of a replica or a slice
     devices: tuple[str, ...]
-    place: str = ""  # the part of the cgroup path that its processes share, if they are not known by name
+    place: str = ""  # the path of the cgroup that its processes share, if they are not known by name
     user: str = ""  # the name of its user, as the scheduler has it; empty when not known
     account: str = ""  # the account that the scheduler charges; empty when not known
+    claimed: bool = False  # whether only the owner's own programs say it
 
 
 class Scheduler(NamedTuple):
@@ -366,6 +367,7 @@ class DeviceReading(Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     partition: int | None = None
     # the holders of memory; None when the query failed, empty when there are none
     processes: tuple[ProcessEntry, ...] | None = None
+    mps_listed: bool = True  # whether the driver tells which of them are clients of MPS
     # ``gpu`` and ``memory`` as ratios over the driver's last sampling period; before Hopper also
     # ``gpu_peak``, the highest ``gpu`` of all periods since the previous reading
     utilization: Mapping[str, int | float] | None = None  # a whole number stays one

@@ -201,9 +201,10 @@ class Mask:
                     grant.type,
                     self._mask_grant_name(grant),
                     tuple(self._mask_scheduler_device(name) for name in grant.devices),
-                    self._mask_cgroup(f"0::/{grant.place}").rpartition("/")[2] if grant.place else "",
+                    self._mask_cgroup(f"0::{grant.place}").removeprefix("0::"),
                     grant.user and self._mask_user(grant.user),
                     grant.account and self._stand_in("account", grant.account),
+                    grant.claimed,
                 )
                 for grant in scheduler.grants
             ),

@@ -113,7 +113,7 @@ _DEVICE_FIELDS = (
     *("index", "uuid", "name", "pci_bus_id", "minor", "parent", "mig_profile", "gpu_instance"),
     *("compute_instance", "mig_placement", "divided", "error", "memory", "memory_kind", "node"),
     *("addressing_mode", "virtualization", "confidential", "limits", "partition", "processes", "failed"),
-    *("words", "reset_required"),
+    *("words", "reset_required", "mps_listed"),
 )
 
 _READING_FIELDS = (

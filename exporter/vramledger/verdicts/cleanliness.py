@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from vramledger.accounting.owners.owner_usage import UNKNOWN, Key, owner_of
-from vramledger.accounting.owners.reservations import MPS_SERVER, mps_user
+from vramledger.accounting.owners.reservations import is_roots_mps_server, mps_user
 from vramledger.model.public_ledger import DeviceLeftovers, LeftoverReason, Leftovers, Verdict
 from vramledger.model.reading import ASLEEP, ProcessFacts
 from vramledger.model.snapshot import LEFTOVERS, DeviceSnapshot, Holding, Snapshot, State
@@ -305,9 +305,8 @@ def _live(device: DeviceSnapshot, snapshot: Snapshot, tolerance: CheckTolerance)
             continue
         facts = snapshot.facts_of(each.pid)
         ours = owner_matches(tolerance.owners, owner_of(facts) or UNKNOWN)
-        server = facts is not None and facts.command == MPS_SERVER and facts.uid == 0
-        if (mps := mps_user(facts)) is not None and mps[0] is not None:
-            server = mps[0] == 0
+        server = is_roots_mps_server(facts)
+        if (mps := mps_user(facts)) is not None:
             ours = ours or owner_matches(tolerance.owners, ("user", mps[1]))
         # A context of graphics alone, such as a display server's: no program that computes is as small.
         display = each.kinds == "G"

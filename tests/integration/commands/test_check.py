@@ -114,7 +114,9 @@ CASES = {
     "graphics with much memory": Case(NOT_CLEAN, host(replace(GRAPHICS, memory=2 * GIB))),
     "graphics with CUDA": Case(NOT_CLEAN, host(replace(GRAPHICS, kinds="CG"))),
     "graphics of unknown size": Case(NOT_CLEAN, host(replace(GRAPHICS, memory=None))),
-    "root's MPS server": Case(CLEAN, held_by(66 * MIB, command=SERVER, user="root", uid=0)),
+    "root's program with the name of a server": Case(
+        NOT_CLEAN, held_by(66 * MIB, command=SERVER, user="root", uid=0)
+    ),
     "a user's program of that name": Case(NOT_CLEAN, held_by(66 * MIB, command=SERVER, user="root")),
     "a server of root's daemon": Case(CLEAN, mps(0, "root")),
     "a server of root's daemon with much": Case(NOT_CLEAN, mps(0, "root", MAX_LEFTOVER + 1)),

@@ -46,8 +46,9 @@ def device(uuid: str = "GPU-1", **known: Any) -> Reading:  # noqa: ANN401 Device
     return Reading(1.0, 1.0, devices=(DeviceReading(0, uuid, **known),))
 
 
-def reserved(name: str = "x", device: str = "GPU-1", kind: str = "pod", **known: str) -> Reading:
-    return Reading(1.0, 1.0, schedulers=(Scheduler("kubelet", (), (Grant(kind, name, (device,), **known),)),))
+def reserved(name: str = "x", device: str = "GPU-1", kind: str = "pod", **known: Any) -> Reading:  # noqa: ANN401 any field of a grant
+    grant = Grant(kind, name, (device,), **known)
+    return Reading(1.0, 1.0, schedulers=(Scheduler("kubelet", (), (grant,)),))
 
 
 def hidden(command: str, user: str | None) -> Reading:

@@ -26,17 +26,17 @@ from vramledger.model.reading import (
 )
 from vramledger.model.snapshot import DeviceSnapshot, Holding, OwnerLimit, Reservation, ReservationStatus
 from vramledger.readers.hosts.system_memory import chain_of
-from vramledger.readers.owners.cgroups import attested_names, hierarchy_paths
+from vramledger.readers.owners.cgroups import DELETED, hierarchy_paths
 
 FactsOf = Callable[[int, int | None], ProcessFacts | None]
 KnownSince = Callable[[int, int | None], float | None]
 """Return the monotonic time at which a process was first seen, by pid and start; None when it never was."""
 
-MPS_SERVER = "nvidia-cuda-mps-server"
-"""This process has a context on the device for its clients; the clients have the reservations."""
-
 _MPS_CONTROL = "nvidia-cuda-mps-control"
-"""The daemon that starts the servers, each as the user of its clients (seen on an H200 with driver 580)."""
+"""The daemon that starts the servers of MPS, each as the user of its clients (seen on an H200, driver 580).
+
+A server has a context on the device for its clients; the clients have the reservations.
+"""
 
 _EVERY = "*"
 _REPLICA = "::"
@@ -44,35 +44,42 @@ _REPLICA = "::"
 _NUMBERED = re.compile(
     r"(?:nvidia|gpu-)(?P<minor>\d+)(?:/gi(?P<instance>\d+)(?:/ci(?P<compute>\d+))?)?(?:/vgpu\d+)?"
 )
+_OUTSIDE = re.compile(r"^(?:/\.\.)+(?=/)")
 _OLD_MIG = re.compile(r"MIG-(?P<parent>GPU-[\w-]+)/(?P<gpu>\d+)/(?P<compute>\d+)", re.ASCII)
 
 
-def mps_user(facts: ProcessFacts | None) -> tuple[int | None, str] | None:
-    """Return uid and name of the user whose control daemon started a process as its MPS server.
+def mps_user(facts: ProcessFacts | None) -> tuple[int, str] | None:
+    """Return uid and name of the user whose control daemon started a process as its MPS server; else None.
 
-    A server has its clients' user, and any program may take its name. So the parent decides: its user and its
-    program's file, which the kernel attests. The uid is None where a process has the server's name and its
-    parent may not be read. The result is None for a process that is not a server.
+    A server has its clients' user, and any program may take its name, or be a file with the daemon's name. So
+    only root's daemon attests more than that this user has started it.
     """
     parent = facts.parent if facts is not None else None
-    if parent is None or facts is None:
+    if parent is None or parent.uid is None:
         return None
-    if parent.program == _MPS_CONTROL and parent.uid is not None:
-        return parent.uid, parent.user or str(parent.uid)
-    unreadable = parent.uid is None or not parent.program
-    return (None, "") if unreadable and facts.command == MPS_SERVER else None
+    # Who may not see the file knows a process of root's by the name that root has given to it.
+    named = parent.program == _MPS_CONTROL if parent.program else parent.comm == _MPS_CONTROL[:15]
+    return (parent.uid, parent.user or str(parent.uid)) if named else None
 
 
-def mps_servers(device: DeviceReading, rows: Mapping[int, ProcessRow], facts_of: FactsOf) -> frozenset[int]:
-    """Return the holders that are servers of MPS; the name alone counts where the parent is not known."""
-    servers = set()
-    for entry in device.processes or ():
-        row = rows.get(entry.pid)
-        facts = None if row is None else facts_of(row.pid, row.start)
-        named = facts is not None and facts.command == MPS_SERVER and facts.parent is None
-        if named or mps_user(facts) is not None:
-            servers.add(entry.pid)
-    return frozenset(servers)
+def is_roots_mps_server(facts: ProcessFacts | None) -> bool:
+    """Tell whether root's control daemon has started a process, for clients of any user."""
+    user = mps_user(facts)
+    return user is not None and user[0] == 0
+
+
+def mps_clients(device: DeviceReading, rows: Mapping[int, ProcessRow], facts_of: FactsOf) -> frozenset[int]:
+    """Return the holders whose work the driver counts for an MPS server, or may count for it.
+
+    A driver without a list of MPS does not name them. Then every holder of a user may be one, if root's
+    daemon has started a server for this user.
+    """
+    holders = device.processes or ()
+    if device.mps_listed:
+        return frozenset(entry.pid for entry in holders if "M" in entry.kinds)
+    known = {each.pid: facts_of(row.pid, row.start) for each in holders if (row := rows.get(each.pid))}
+    served = {facts.uid for facts in known.values() if facts and is_roots_mps_server(facts)}
+    return frozenset(pid for pid, facts in known.items() if facts and facts.uid in served)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +105,15 @@ class SchedulerGrants:
     ) -> ReservationStatus | None:
         """Join reservations with holdings; None without a scheduler. ``blind``: no holder can be seen."""
         managers = [each for each in self.schedulers if any(fits(name, device) for name in each.managed)]
-        if not managers or device.divided:
-            return None
         grants = [
             (scheduler.name, grant)
-            for scheduler in managers
+            for scheduler in self.schedulers
             for grant in scheduler.grants
             if any(fits(name, device) for name in grant.devices)
         ]
+        names = dict.fromkeys([*(each.name for each in managers), *(name for name, _ in grants)])
+        if not names or device.divided:
+            return None
         holders = [(each, facts_of(each.pid, each.start)) for each in holdings]
         reserved: dict[tuple[str, str], Reservation] = {}
         for name, grant in grants:
@@ -113,7 +121,9 @@ class SchedulerGrants:
             key = (grant.type, grant.name)
             if key not in reserved or reserved[key].held is not True:
                 reserved[key] = Reservation(grant.type, grant.name, name, held, grant.user, grant.account)
-        complete = not blind and all(each.complete for each in managers)
+        # A device that only claims give to a scheduler needs no reservation.
+        asked = [each for each in self.schedulers if each in managers or not each.managed]
+        complete = bool(managers) and not blind and all(each.complete for each in asked)
         mine = [grant for _, grant in grants]
         unreserved = tuple(
             each.pid
@@ -125,7 +135,7 @@ class SchedulerGrants:
         return ReservationStatus(
             tuple(sorted(reserved.values())),
             unreserved if complete else None,
-            tuple(m.name for m in managers),
+            tuple(names),
         )
 
     def _was_read_since(self, seen: float | None) -> bool:
@@ -136,8 +146,7 @@ class SchedulerGrants:
     def _has_none_of(facts: ProcessFacts | None, grants: Iterable[Grant]) -> bool:
         if facts is None or facts.owner is None:
             return False
-        mps = mps_user(facts)
-        if mps is not None and not mps[0]:  # root's, for everybody's clients, or perhaps so
+        if is_roots_mps_server(facts):
             return False
         return _any(_belongs(facts, grant) for grant in grants) is False
 
@@ -204,9 +213,17 @@ def _belongs(facts: ProcessFacts | None, grant: Grant) -> bool | None:
 
 
 def _inside(cgroup: tuple[str, ...] | None, place: str) -> bool | None:
+    """Tell whether a process is in a cgroup, by the whole path: any user may give a part this name.
+
+    A path from outside our own namespace (``/../..``) lacks parts at its beginning.
+    """
     if cgroup is None:
         return None
-    return any(place in attested_names(path) for _, path in hierarchy_paths(cgroup))
+    paths = [f"{path.removesuffix(DELETED)}/" for _, path in hierarchy_paths(cgroup)]
+    ends = [f"{place[at:]}/" for at, letter in enumerate(place) if letter == "/"]
+    return any(
+        _OUTSIDE.sub("", path).startswith(tuple(ends if _OUTSIDE.match(path) else ends[:1])) for path in paths
+    )
 
 
 def _any(answers: Iterator[bool | None]) -> bool | None:

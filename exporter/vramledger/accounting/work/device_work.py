@@ -57,11 +57,11 @@ class DeviceWorkTracker:
         self.state = state
 
     def update(
-        self, device: DeviceReading, servers: Collection[int], sample: Sample, *, shared: bool
+        self, device: DeviceReading, clients: frozenset[int], sample: Sample, *, shared: bool
     ) -> WorkEvidence:
         """Record a sample of a device.
 
-        ``servers``: the pids of the MPS servers: the driver names them in place of their clients. ``shared``:
+        ``clients``: the pids of the clients of MPS: the driver names a server in place of them. ``shared``:
         whether it shares its counters with other compute instances.
         """
         known, now = self._known(device.uuid, sample), sample.monotonic
@@ -92,7 +92,7 @@ class DeviceWorkTracker:
             attributed_since=known.attributed_since,
             unknown=late or (device.process_utilization is None and not at_rest),
             clients_unknown=late or not at_rest,
-            clients=_mps_clients(device, servers),
+            clients=clients,
             # Rows and rates are means of some seconds: they go on for a sample or two after the work.
             busy=bool(rate) if counted is None else counted.kernels or counted.other,
             named_since=known.named_since,
@@ -190,16 +190,3 @@ def _wait_for_name(known: DeviceWork, now: float, *, named: bool, busy: bool) ->
     if late and not busy:
         known.unnamed_at = None
     return late
-
-
-def _mps_clients(device: DeviceReading, servers: Collection[int]) -> frozenset[int]:
-    """Return the holders whose work the driver counts for an MPS server, or may count for it.
-
-    Where no holder is in the list of MPS, the driver may not support that list: then every holder beside a
-    server may be a client.
-    """
-    holders = device.processes or ()
-    clients = {entry.pid for entry in holders if "M" in entry.kinds}
-    if not clients and any(entry.pid in servers for entry in holders):
-        clients = {entry.pid for entry in holders}
-    return frozenset(clients - set(servers))

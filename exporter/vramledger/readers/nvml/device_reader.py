@@ -312,6 +312,7 @@ class DeviceReader:
         return {
             **memory._asdict(),
             "processes": processes,
+            "mps_listed": self._lists[-1][1].worked,
             "utilization": query(self._nvml, self._read_utilization, handle, "utilization", failed),
             "process_utilization": self._read_rows(wall, monotonic, processes, activity, failed),
             "activity": activity,
@@ -494,6 +495,7 @@ class DeviceReader:
             duration=time.perf_counter() - started,
             **memory._asdict(),
             processes=processes,
+            mps_listed=self._lists[-1][1].worked,
             activity=activity,
             failed=tuple(failed),
             words=refused or next(iter(failed.values()), None),

@@ -74,7 +74,7 @@ class ProcessList:
 
     def __init__(self, nvml: Nvml, name: str) -> None:
         self._nvml = nvml
-        self._worked = False
+        self.worked = False  # whether the driver has ever answered
         newest = _ROW
         if find_function(nvml, "nvmlDeviceGetRunningProcessDetailList") is None and find_function(
             nvml, "nvmlDeviceGetConfComputeMemSizeInfo"
@@ -97,13 +97,13 @@ class ProcessList:
             try:
                 rows = buffer.read(self._nvml, partial(function, handle))
             except self._nvml.NVMLError as error:
-                if self._worked and error.value in calls.UNSUPPORTED:
+                if self.worked and error.value in calls.UNSUPPORTED:
                     raise self._nvml.NVMLError(calls.UNKNOWN) from error
                 if error.value not in calls.NO_SUCH_FUNCTION or len(self._versions) == 1:
                     raise
                 del self._versions[0]  # the library has it, the kernel module does not
                 continue
-            self._worked = True
+            self.worked = True
             return rows
         raise self._nvml.NVMLError(calls.FUNCTION_NOT_FOUND)
 

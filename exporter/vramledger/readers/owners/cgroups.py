@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from vramledger.slurm.names import SlurmMark, begins_slurm, parse_slurm
@@ -90,14 +91,18 @@ _RUNTIMES = {
 def parse_cgroup(
     lines: Iterable[str],
     ours: Collection[ContainerMark] = (),
-    users_own: Callable[[str], bool] = lambda _path: False,
+    users_own: Callable[[str, str], bool] = lambda _controllers, _path: False,
 ) -> CgroupPlace:
     """Find the pod, container, job and unit of a process in its ``cgroup`` file (version 1, 2 or both).
 
+    ``users_own``: tells by the controllers and the path whether a user may name what is below a cgroup.
     The path that names the most owners counts: with version 1 a job may be in some hierarchies only (Slurm
     leaves systemd's alone), and a runtime may leave out one that it does not manage.
     """
-    places = [(order, _parse_path(path, ours, users_own)) for order, path in sorted(_ordered_paths(lines))]
+    places = [
+        (order, _parse_path(path, ours, partial(users_own, controllers)))
+        for order, path, controllers in sorted(_ordered_paths(lines))
+    ]
     if not places:
         return CgroupPlace()
     best = max((place for _, place in places), key=_owner_count)
@@ -113,16 +118,6 @@ def own_containers(lines: tuple[str, ...]) -> tuple[ContainerMark, ...]:
     while len(found := parse_cgroup(lines, ours).containers) > len(ours):
         ours = found
     return ours
-
-
-def attested_names(path: str) -> Iterator[str]:
-    """Yield the parts of a path down to the first one below which a user or a container's root names them."""
-    before = ""
-    for segment in path.removesuffix(DELETED).split("/"):
-        yield segment
-        if _parse_container(segment, before) or USER_MANAGER.fullmatch(segment):
-            return
-        before = segment
 
 
 def hierarchy_paths(lines: Iterable[str]) -> tuple[tuple[str, str], ...]:
@@ -142,9 +137,10 @@ def unified_path(lines: Iterable[str]) -> str | None:
     return next((path for path in paths if ".." not in path.split("/")), None)
 
 
-def _ordered_paths(lines: Iterable[str]) -> list[tuple[int, str]]:
+def _ordered_paths(lines: Iterable[str]) -> list[tuple[int, str, str]]:
     order = {"name=systemd": 0, "": 1}
-    return [(order.get(controllers, _OTHERS), path) for controllers, path in hierarchy_paths(lines)]
+    found = hierarchy_paths(lines)
+    return [(order.get(controllers, _OTHERS), path, controllers) for controllers, path in found]
 
 
 def _owner_count(place: CgroupPlace) -> int:
@@ -188,10 +184,10 @@ def _parse_path(path: str, ours: Collection[ContainerMark], users_own: Callable[
 
 
 def _above(parts: list[str], position: int) -> Iterator[str]:
-    """Yield the cgroups above a part of a path; none for a path whose beginning we do not know."""
-    if ".." not in parts:
-        segments = [part for part in parts if part]
-        yield from ("/" + "/".join(segments[:end]) for end in range(1, position + 1))
+    """Yield the cgroups above a part of a path, which begin with a ``..`` for each level outside ours."""
+    named = [part for part in parts if part]
+    outside = named.count("..")
+    yield from ("/" + "/".join(named[:end]) for end in range(outside + 1, outside + position + 1))
 
 
 def _users_unit(segments: list[str]) -> str:

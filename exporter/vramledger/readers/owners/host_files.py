@@ -7,18 +7,19 @@ path is opened on its own, without following links, and only plain files are rea
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from vramledger.readers.hosts.stat import open_plain
+from vramledger.readers.hosts.stat import open_plain, split_lines
+from vramledger.readers.owners.cgroups import UNIT, hierarchy_paths
 
 MAX_NAMES = 20_000
 """The maximum number of entries of a directory; a part of a larger one would not show what is missing."""
 
-_HIERARCHIES = ("sys/fs/cgroup", "sys/fs/cgroup/unified", "sys/fs/cgroup/systemd")
-"""Where systemd delegates cgroups: version 2, or the named hierarchy of version 1."""
+_CGROUPS = "sys/fs/cgroup"
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -72,13 +73,38 @@ class HostFiles:
         except (OSError, ValueError):
             return None
 
-    def users_own(self, cgroup: str) -> bool:
-        """Tell whether a cgroup certainly belongs to another user than root, who names what is below it."""
-        for root in _HIERARCHIES:
-            with suppress(OSError, ValueError), self._open_directory(f"{root}{cgroup}") as descriptor:
-                if os.fstat(descriptor).st_uid != 0:
-                    return True
-        return False
+    def users_own(self, controllers: str, cgroup: str) -> bool:
+        """Tell whether others than root name what is below a cgroup, given as in ``/proc/PID/cgroup``.
+
+        A unit at which we cannot look may be delegated to its user.
+        """
+        path = self._path_from_root(controllers, cgroup)
+        for root in self._find_hierarchies(controllers) if path else ():
+            place, _, name = f"{root}{path}".rpartition("/")
+            with suppress(OSError, ValueError), self._open_directory(place) as directory:
+                # It is not opened: its owner may forbid that.
+                status = os.stat(_checked_part(name), dir_fd=directory, follow_symlinks=False)
+                groups = stat.S_IWGRP if status.st_gid else 0
+                return status.st_uid != 0 or bool(status.st_mode & (groups | stat.S_IWOTH))
+        return UNIT.fullmatch(cgroup.rpartition("/")[2]) is not None
+
+    def _find_hierarchies(self, controllers: str) -> Iterable[str]:
+        if not controllers:
+            return f"{_CGROUPS}/unified", _CGROUPS
+        wanted = set(controllers.removeprefix("name=").split(","))
+        found = sorted(self.list_directories(_CGROUPS) or ())
+        return [f"{_CGROUPS}/{name}" for name in found if wanted.intersection(name.split(","))]
+
+    def _path_from_root(self, controllers: str, cgroup: str) -> str:
+        """Return the path from a hierarchy's root, empty if not known: we may be in a namespace below it.
+
+        Then it is known for what is as far outside as the host's first process, which is at the root.
+        """
+        outside = "/.." * cgroup.split("/").count("..")
+        first = split_lines(self.read("proc/1/cgroup", 65_536) or b"") if outside else ()
+        at_root = {(controllers, outside), (controllers, f"{outside}/init.scope")}
+        known = not outside or not at_root.isdisjoint(hierarchy_paths(first))
+        return cgroup.removeprefix(outside) if known else ""
 
     def read(self, path: str, cap: int) -> bytes | None:
         """Return a plain file's content, None if it is not a plain file or longer than ``cap`` bytes."""

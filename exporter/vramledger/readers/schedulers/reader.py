@@ -7,7 +7,7 @@ without a process. Other jobs are found by their cgroups, which the kernel attes
 are found as well. A job's first process says which devices it has. ``SLURM_JOB_GPUS`` or ``SLURM_STEP_GPUS``
 are positions in gres.conf, which :mod:`vramledger.slurm.names` maps to device files. Nomad's plugin puts
 UUIDs into ``NVIDIA_VISIBLE_DEVICES``. This needs no access to the controller or API of either, only the right
-to read the environment. A job that forges its environment misstates only its own devices.
+to read the environment. A job may forge it, so such a grant is ``claimed``: it makes no device a scheduler's.
 ``CUDA_VISIBLE_DEVICES`` and ``GPU_DEVICE_ORDINAL`` are not evidence: where devices are constrained they count
 from 0 in every job.
 """
@@ -18,6 +18,7 @@ import itertools
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -61,6 +62,8 @@ _GRES = re.compile(
 )
 _NOMAD_V1 = tuple(f"{_CGROUPS}/{controller}/nomad" for controller in ("freezer", "devices", "cpuset"))
 _NOMAD_DEPTH = 2
+_NOMAD_TASK = re.compile(r"(?P<alloc>[0-9a-f]{8})[0-9a-f-]*\.(?P<task>.+?)(?:\.scope)?")
+"""The cgroup of Nomad's own drivers has the names of allocation and task; that of Docker's has not."""
 _DEVICE = re.compile(r"(?:GPU|MIG)-[\w/-]{1,80}", re.ASCII)
 _LIST_CAP = 1024 * 1024
 
@@ -141,7 +144,7 @@ def read_slurm(
         _grant(job, tuple(devices), records.get(job)) for job, devices in sorted(jobs.items()) if devices
     )
     managed = tuple(dict.fromkeys(gres or ()))
-    if not managed and (grants or _slurm_has_gpus(files)):
+    if not managed and (_attested_devices(grants) or _slurm_has_gpus(files)):
         managed = (ALL_DEVICES,)
     return Scheduler(SLURM, managed, grants, reader.complete)
 
@@ -178,7 +181,12 @@ def _read_slurm_cgroups(
 
 def _grant(job: str, devices: tuple[str, ...], record: JobRecord | None) -> Grant:
     user, account = (record.user, record.account) if record is not None else ("", "")
-    return Grant(SLURM, job, devices, user=user, account=account)
+    claimed = record is None or record.devices is None
+    return Grant(SLURM, job, devices, user=user, account=account, claimed=claimed)
+
+
+def _attested_devices(grants: Iterable[Grant]) -> list[str]:
+    return [device for grant in grants if not grant.claimed for device in grant.devices]
 
 
 def read_nomad(files: HostFiles, environment: Environment) -> Scheduler | None:
@@ -189,10 +197,11 @@ def read_nomad(files: HostFiles, environment: Environment) -> Scheduler | None:
         return None
     reader = _JobReader(files, environment)
     grants: dict[Grant, None] = {}
+    top = roots[0].rpartition("/")[0]
     for cgroup in reader.cgroups(roots[0], re.compile(".+"), _NOMAD_DEPTH):
-        if (given := reader.first_answer(cgroup, _nomad_task)) is not None:
-            name, devices = given
-            grants[Grant(NOMAD, name, devices, cgroup.rpartition("/")[2])] = None
+        given = reader.first_answer(cgroup, partial(_nomad_task, cgroup.rpartition("/")[2]))
+        if given is not None:
+            grants[Grant(NOMAD, *given, cgroup.removeprefix(top), claimed=True)] = None
     return Scheduler(NOMAD, (), tuple(grants), reader.complete)
 
 
@@ -222,13 +231,16 @@ def _read_gres(files: HostFiles) -> tuple[str, ...] | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _nomad_task(variables: Mapping[str, str]) -> tuple[str, tuple[str, ...]] | None:
+def _nomad_task(cgroup: str, variables: Mapping[str, str]) -> tuple[str, tuple[str, ...]] | None:
     devices = tuple(_DEVICE.findall(variables.get("NVIDIA_VISIBLE_DEVICES", "")))
     alloc = variables.get("NOMAD_ALLOC_ID", "")[:8]
     if not devices or not alloc:
         return None
-    names = (variables.get("NOMAD_JOB_NAME"), variables.get("NOMAD_TASK_NAME"), alloc)
-    return "/".join(each for each in names if each), devices
+    job, task = variables.get("NOMAD_JOB_NAME"), variables.get("NOMAD_TASK_NAME")
+    if match := _NOMAD_TASK.fullmatch(cgroup):
+        job = job if match["alloc"] == alloc else None
+        alloc, task = match["alloc"], match["task"]
+    return "/".join(each for each in (job, task, alloc) if each), devices
 
 
 def _slurm_has_gpus(files: HostFiles) -> bool:
@@ -345,12 +357,12 @@ class SchedulerReader(Collector):
     def _with_earlier_devices(self, found: Schedulers) -> Iterator[Scheduler]:
         """Add the devices that each scheduler has assigned before: between two jobs it still manages them.
 
-        A scheduler that has never assigned a GPU and offers none has nothing to do with them.
+        A scheduler of which nobody says that it has assigned a GPU, and which offers none, is left out.
         """
         for scheduler in found:
-            granted = (device for grant in scheduler.grants for device in grant.devices)
+            granted = _attested_devices(scheduler.grants)
             before = self._managed.get(scheduler.name, ())
             managed = tuple(dict.fromkeys((*scheduler.managed, *before, *granted)))
             self._managed[scheduler.name] = managed
-            if managed:
+            if managed or scheduler.grants:
                 yield scheduler._replace(managed=managed)

@@ -81,6 +81,17 @@ def test_lists_that_are_missing(
     assert reading.memory is not None
 
 
+@pytest.mark.parametrize("code", [0, Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND])
+def test_an_empty_list_of_mps_is_no_missing_one(
+    standin_here: StandIn, reader: DeviceReader, code: Code
+) -> None:
+    """A reading says whether the driver names clients of MPS, also while it names none."""
+    standin_here.device(0).set_processes([(10, 100)])
+    for suffix in ("", "_v2", "_v3"):
+        standin_here.fail(f"nvmlDeviceGetMPSComputeRunningProcesses{suffix}", code)
+    assert [read(reader, second).mps_listed for second in (0.0, 1.0)] == [not code] * 2
+
+
 def test_a_list_that_grows_meanwhile_is_read_whole(device: Device, reader: DeviceReader) -> None:
     """All processes are read, even if there are more than the first call said."""
     device.set_processes([(pid, MIB) for pid in range(1, 101)])

@@ -55,6 +55,10 @@ def start(tmp_path: Path, stage: Stage) -> Start:
     return one
 
 
+def claim(job: str, *devices: str) -> Grant:
+    return Grant("slurm", job, devices, claimed=True)
+
+
 GPUS = tuple(f"nvidia{number}" for number in range(8))
 
 
@@ -80,23 +84,26 @@ def test_jobs_and_their_gpus(start: Start, tmp_path: Path) -> None:
     start(f"{SCOPE}/job_42/step_0/user/task_0", SLURM_STEP_GPUS="1", CUDA_VISIBLE_DEVICES="0")
     start(f"{SCOPE}/job_42/step_0/user/task_1", SLURM_STEP_GPUS="4", CUDA_VISIBLE_DEVICES="0")
     start(f"{SCOPE}/job_43/step_batch/user/task_0", CUDA_VISIBLE_DEVICES="0", GPU_DEVICE_ORDINAL="0")
-    first = Grant("slurm", "41", ("nvidia0", "nvidia2", "nvidia3"))
-    assert read(tmp_path) == Scheduler("slurm", GPUS, (first, Grant("slurm", "42", ("nvidia1", "nvidia4"))))
+    first = claim("41", "nvidia0", "nvidia2", "nvidia3")
+    second = claim("42", "nvidia1", "nvidia4")
+    assert read(tmp_path, batch_jobs.read_slurm) == Scheduler("slurm", GPUS, (first, second))
 
 
 def test_jobs_in_the_first_version_of_cgroups(start: Start, tmp_path: Path) -> None:
     """Slurm's own hierarchy of cgroup version 1 is read as well."""
     start("freezer/slurm_n1/uid_1000/job_7/step_0/task_0", SLURM_STEP_GPUS="MIG-aaaa-bb")
     start("freezer/slurm/uid_1000/job_8/step_0/task_0", SLURM_STEP_GPUS="MIG-cccc-dd")
-    grants = (Grant("slurm", "7", ("MIG-aaaa-bb",)), Grant("slurm", "8", ("MIG-cccc-dd",)))
-    assert read(tmp_path) == Scheduler("slurm", ("*",), grants)
+    grants = (claim("7", "MIG-aaaa-bb"), claim("8", "MIG-cccc-dd"))
+    assert read(tmp_path, batch_jobs.read_slurm) == Scheduler("slurm", (), grants)
 
 
 def test_slurms_number_is_a_position_in_gres_conf(start: Start, tmp_path: Path) -> None:
     """With ``File=/dev/nvidia[2-3]`` Slurm's number 0 is ``/dev/nvidia2``, and Slurm manages no other GPU."""
     configure(tmp_path, "NodeName=n[1-4] Name=gpu Type=h200 File=/dev/nvidia[2-3]\n")
     start(f"{SCOPE}/job_41/step_batch/user/task_0", SLURM_JOB_GPUS="0")
-    assert read(tmp_path) == Scheduler("slurm", ("nvidia2", "nvidia3"), (Grant("slurm", "41", ("nvidia2",)),))
+    assert read(tmp_path, batch_jobs.read_slurm) == Scheduler(
+        "slurm", ("nvidia2", "nvidia3"), (claim("41", "nvidia2"),)
+    )
 
 
 @pytest.mark.parametrize("text", ["AutoDetect=nvml\n", "Name=gpu File=/dev/nvidia0\n"])
@@ -160,9 +167,22 @@ def test_tasks_of_nomad(start: Start, tmp_path: Path) -> None:
     start(f"nomad.slice/share.slice/{ALLOC}.web.scope", **names)
     start(f"nomad.slice/share.slice/{ALLOC}.all.scope", NVIDIA_VISIBLE_DEVICES="all", **names)
     found = sure(read(tmp_path, batch_jobs.read_nomad))
-    task = "train/worker/5b3b6f0e"
-    grants = {Grant("nomad", task, (GPU,), own), Grant("nomad", task, (GPU, "MIG-aa-bb"), docker)}
-    assert (set(found.grants), found.complete) == (grants, True)
+    name, share = "train/worker/5b3b6f0e", f"/nomad.slice/share.slice/{own}"
+    assert set(found.grants) == {
+        Grant("nomad", name, (GPU,), share, claimed=True),
+        Grant("nomad", name, (GPU, "MIG-aa-bb"), f"/nomad.slice/reserve.slice/{docker}", claimed=True),
+    }
+    assert found.complete
+
+
+@pytest.mark.parametrize(
+    "cgroup", [f"nomad.slice/share.slice/{ALLOC}.web.scope", f"freezer/nomad/{ALLOC}.web"]
+)
+def test_a_task_of_nomad_takes_no_name_of_another(start: Start, tmp_path: Path, cgroup: str) -> None:
+    """Allocation and task are those of the cgroup, and a job of another allocation is not named."""
+    names = {"NOMAD_ALLOC_ID": "deadbeef", "NOMAD_JOB_NAME": "victim", "NOMAD_TASK_NAME": "serve"}
+    start(cgroup, NVIDIA_VISIBLE_DEVICES=GPU, **names)
+    assert [each.name for each in sure(read(tmp_path, batch_jobs.read_nomad)).grants] == ["web/5b3b6f0e"]
 
 
 def test_an_environment_that_may_not_be_read(start: Start, tmp_path: Path) -> None:
@@ -205,7 +225,7 @@ def test_a_job_that_is_read_before_its_exec(tmp_path: Path, stage: Stage) -> Non
     """A process has its job's variables from its exec on: a read before that is not remembered for ever."""
     forked = stage.run(["/bin/sh", "-c", "read go; SLURM_STEP_GPUS=3 exec sleep 600"], stdin=subprocess.PIPE)
     join_cgroup(tmp_path, f"{SCOPE}/job_41/step_0/user/task_0", forked.pid)
-    turns, grant = Turns(tmp_path), Grant("slurm", "41", ("nvidia3",))
+    turns, grant = Turns(tmp_path), claim("41", "nvidia3")
     assert not any(turns.read())
     sure(forked.popen.stdin).write(b"go\n")
     sure(forked.popen.stdin).flush()
@@ -241,7 +261,7 @@ def test_the_process_that_says_it_may_be_any_of_a_job(start: Start, tmp_path: Pa
     for _ in range(4):
         start(task)
     start(f"{task}/container/payload", SLURM_STEP_GPUS="2")
-    assert sure(read(tmp_path)).grants == (Grant("slurm", "41", ("nvidia2",)),)
+    assert sure(read(tmp_path)).grants == (claim("41", "nvidia2"),)
 
 
 def test_the_unread_may_be_reserved(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,15 +289,18 @@ def test_the_unread_may_be_reserved(start: Start, tmp_path: Path, monkeypatch: p
 
 
 def test_the_pace_and_what_is_remembered(start: Start, tmp_path: Path) -> None:
-    """One read in each interval; a scheduler whose last job has ended still manages its devices."""
-    names = {"NOMAD_ALLOC_ID": ALLOC, "NVIDIA_VISIBLE_DEVICES": GPU}
-    scope = f"nomad.slice/share.slice/{ALLOC}.worker.scope"
-    start(scope, **names)
+    """One read in each interval; a scheduler whose last job has ended still manages what it assigned."""
+    record = tmp_path / "run/vramledger-slurm/jobs/n1/41"
+    record.parent.mkdir(parents=True)
+    record.write_text('{"job": "41", "devices": ["nvidia5"]}')
+    start(f"{SCOPE}/job_42/step_0/user/task_0", SLURM_STEP_GPUS=GPU)
     turns = Turns(tmp_path)
+    (tmp_path / "etc/slurm/gres.conf").unlink()
     (first,) = turns.reader.read_schedulers()
-    (tmp_path / "sys/fs/cgroup" / scope / "cgroup.procs").write_text("")
-    assert [grant.devices for grant in first.grants] == [(GPU,)]
+    record.unlink()
+    both, managed = (Grant("slurm", "41", ("nvidia5",)), claim("42", GPU)), ("*", "nvidia5")
+    assert first == Scheduler("slurm", managed, both)
     assert turns.reader.read_schedulers() == (first,)  # the interval has not passed
     turns.now += READ_INTERVAL
-    ended = (Scheduler("nomad", (GPU,), ()),)
+    ended = (Scheduler("slurm", managed, both[1:]),)
     wait_until(lambda: turns.reader.read_schedulers() == ended, "a look without the job")

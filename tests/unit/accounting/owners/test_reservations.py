@@ -7,7 +7,7 @@ import pytest
 from tests.support import builders
 from tests.support.host.one_holder import PID, START, OneHolder
 from tests.support.sure import sure
-from vramledger.accounting.owners.reservations import fits, mps_servers
+from vramledger.accounting.owners.reservations import fits, mps_clients
 from vramledger.metrics import processes, reservations
 from vramledger.model.reading import (
     DeviceReading,
@@ -37,7 +37,7 @@ USER = Owner("user", "ada")
 
 KUBELET = Scheduler("kubelet", (GPU,), (Grant("pod", "ml/train-0", (GPU,)),))
 SLURM = Scheduler("slurm", ("*",), (Grant("slurm", "42", ("nvidia0",)),))
-NOMAD_SCOPE = "5b3b6f0e.worker.scope"
+NOMAD_SCOPE = "/nomad.slice/share.slice/5b3b6f0e.worker.scope"
 NOMAD = Scheduler("nomad", (GPU,), (Grant("nomad", "train/worker/5b3b6f0e", (GPU,), NOMAD_SCOPE),))
 CONTROL = ParentFacts(6, 1, "nvidia-cuda-mps", "x", init=False, uid=0, program="nvidia-cuda-mps-control")
 MIG = DeviceReading(0, "MIG-a", minor=3, parent="GPU-p", mig_profile="1g", gpu_instance=9, compute_instance=0)
@@ -47,7 +47,7 @@ WHOLE = DeviceReading(0, "GPU-p", minor=3)
 def sampled(
     owner: Owner | None,
     *schedulers: Scheduler,
-    cgroup: str = "/x",
+    cgroup: tuple[str, ...] = ("0::/x",),
     command: str = "train.py",
     parent: ParentFacts | None = None,
     **changes: Any,  # noqa: ANN401 any field of a reading
@@ -55,8 +55,7 @@ def sampled(
     """Take a sample of one device, GPU-7 at /dev/nvidia0, with one holder of an owner."""
     host = OneHolder()
     host.gpu.uuids = ((0.0, GPU),)
-    lines = (f"0::{cgroup}",)
-    facts = ProcessFacts(PID, START, user="ada", command=command, cgroup=lines, owner=owner, parent=parent)
+    facts = ProcessFacts(PID, START, user="ada", command=command, cgroup=cgroup, owner=owner, parent=parent)
     return host.sample(schedulers=schedulers, facts=(facts,), **changes)
 
 
@@ -75,23 +74,32 @@ def shown(snapshot: Snapshot) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("owner", "cgroup", "scheduler", "held", "unreserved"),
     [
-        (POD, "/x", KUBELET, True, ()),
-        (Owner("pod", "ml/other", namespace="ml", pod="other"), "/x", KUBELET, False, (7,)),
-        (NAMELESS, "/x", KUBELET, None, ()),
-        (USER, "/x", KUBELET, False, (7,)),
-        (None, "/x", KUBELET, None, ()),
-        (JOB, "/x", SLURM, True, ()),
-        (JOB._replace(slurm_job="43"), "/x", SLURM, False, (7,)),
-        (JOB._replace(slurm_job="s5K1KKYAYG5D00"), "/x", SLURM, None, ()),
-        (USER, "/x", SLURM, False, (7,)),
-        (USER, f"/nomad.slice/share.slice/{NOMAD_SCOPE}", NOMAD, True, ()),
-        (USER, f"/user.slice/user@1000.service/{NOMAD_SCOPE}", NOMAD, False, (7,)),
-        (USER, f"/system.slice/docker-{'a5' * 32}.scope/{NOMAD_SCOPE}", NOMAD, False, (7,)),
-        (USER, "/nomad.slice/share.slice/other.scope", NOMAD, False, (7,)),
+        (POD, ("0::/x",), KUBELET, True, ()),
+        (Owner("pod", "ml/other", namespace="ml", pod="other"), ("0::/x",), KUBELET, False, (7,)),
+        (NAMELESS, ("0::/x",), KUBELET, None, ()),
+        (USER, ("0::/x",), KUBELET, False, (7,)),
+        (None, ("0::/x",), KUBELET, None, ()),
+        (JOB, ("0::/x",), SLURM, True, ()),
+        (JOB._replace(slurm_job="43"), ("0::/x",), SLURM, False, (7,)),
+        (JOB._replace(slurm_job="s5K1KKYAYG5D00"), ("0::/x",), SLURM, None, ()),
+        (USER, ("0::/x",), SLURM, False, (7,)),
+        (USER, (f"0::{NOMAD_SCOPE}/below",), NOMAD, True, ()),
+        (USER, (f"0::/../..{NOMAD_SCOPE}",), NOMAD, True, ()),
+        (USER, ("0::/../5b3b6f0e.worker.scope",), NOMAD, True, ()),  # we are beside it
+        (USER, (f"0::/../ada.service{NOMAD_SCOPE}",), NOMAD, False, (7,)),
+        (USER, ("0::/ada.service/5b3b6f0e.worker.scope",), NOMAD, False, (7,)),
+        (USER, (f"6:freezer:/ada{NOMAD_SCOPE}",), NOMAD, False, (7,)),
+        (USER, ("6:freezer:/share.slice/5b3b6f0e.worker.scope",), NOMAD, False, (7,)),
+        (USER, (f"0::/user.slice/user@1000.service{NOMAD_SCOPE}",), NOMAD, False, (7,)),
+        (USER, ("0::/nomad.slice/share.slice/other.scope",), NOMAD, False, (7,)),
     ],
 )
 def test_who_holds_what_is_reserved(
-    owner: Owner | None, cgroup: str, scheduler: Scheduler, held: bool | None, unreserved: tuple[int, ...]
+    owner: Owner | None,
+    cgroup: tuple[str, ...],
+    scheduler: Scheduler,
+    held: bool | None,
+    unreserved: tuple[int, ...],
 ) -> None:
     """A reservation is held by its owner's processes; a holder without a certain owner is not blamed."""
     (grant,) = scheduler.grants
@@ -119,6 +127,27 @@ def test_who_needs_a_reservation() -> None:
     assert found.unreserved_pids == (7,)
 
 
+CLAIMS = Scheduler("nomad", (), tuple(each._replace(claimed=True) for each in NOMAD.grants))
+
+
+@pytest.mark.parametrize(
+    ("schedulers", "unreserved"),
+    [
+        ((CLAIMS,), None),
+        ((CLAIMS, KUBELET._replace(managed=("GPU-other",))), None),
+        ((CLAIMS, SLURM), (7,)),  # by Slurm
+        ((CLAIMS._replace(complete=False), SLURM), None),
+    ],
+)
+def test_what_a_job_says_of_itself_blames_nobody(
+    schedulers: tuple[Scheduler, ...], unreserved: tuple[int, ...] | None
+) -> None:
+    """A claim is shown, and makes no device one of which others need a reservation."""
+    found = sure(reservation_status(sampled(USER, *schedulers)))
+    assert found.unreserved_pids == unreserved
+    assert Reservation("nomad", NOMAD.grants[0].name, "nomad", False) in found.reservations
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -142,9 +171,9 @@ def test_nobody_is_blamed_in_doubt(changes: dict[str, Any]) -> None:
         (CONTROL, "renamed", ()),
         (CONTROL._replace(uid=1000, user="ada"), "nvidia-cuda-mps-server", (7,)),  # ada's own daemon
         (CONTROL._replace(program="bash"), "nvidia-cuda-mps-server", (7,)),
-        (CONTROL._replace(uid=None), "nvidia-cuda-mps-server", ()),  # too little is known
-        (CONTROL._replace(program=""), "nvidia-cuda-mps-server", ()),
-        (CONTROL._replace(program=""), "train.py", (7,)),
+        (CONTROL._replace(program=""), "renamed", ()),  # without the right to see it
+        (CONTROL._replace(program="", comm="sudo"), "nvidia-cuda-mps-server", (7,)),
+        (CONTROL._replace(program="", uid=1000), "nvidia-cuda-mps-server", (7,)),  # its main thread has ended
         (None, "nvidia-cuda-mps-server", (7,)),
     ],
 )
@@ -155,20 +184,30 @@ def test_mps_unreserved(parent: ParentFacts | None, command: str, unreserved: tu
 
 
 @pytest.mark.parametrize(
-    ("parent", "servers"),
+    ("parent", "listed", "clients"),
     [
-        (CONTROL, {7}),
-        (CONTROL._replace(program=""), {7}),
-        (None, {7}),
-        (CONTROL._replace(program="bash"), set()),
+        (CONTROL, None, {7, 8}),
+        (CONTROL, {9}, {9}),
+        (CONTROL, set(), set()),  # the driver says that nobody is one
+        (CONTROL._replace(uid=1000), None, set()),  # a file of the user's own may have this name
+        (CONTROL._replace(uid=1000, program=""), None, set()),
+        (CONTROL._replace(program="bash"), None, set()),
+        (None, None, set()),
     ],
 )
-def test_a_name_alone_makes_no_holder_a_client_of_mps(parent: ParentFacts | None, servers: set[int]) -> None:
-    """A program with the server's name and another parent is none: it and its neighbours stay idle."""
-    facts = ProcessFacts(7, 7, 1000, "eve", command="nvidia-cuda-mps-server", parent=parent)
-    device = DeviceReading(0, GPU, processes=(ProcessEntry(7, 1, "C"),))
-    rows = {7: ProcessRow(7, 7, "S", 1, 7, 7, 0, 1)}
-    assert mps_servers(device, rows, lambda _pid, _start: facts) == servers
+def test_a_name_makes_no_holder_a_client_of_mps(
+    parent: ParentFacts | None, listed: set[int] | None, clients: set[int]
+) -> None:
+    """The driver's list decides; without one only root's daemon does, for the user of its server."""
+    users = {7: 1000, 8: 1000, 9: 1001}  # 10: not known
+    facts = {
+        pid: ProcessFacts(pid, 7, uid, command="nvidia-cuda-mps-server", parent=parent if pid == 7 else None)
+        for pid, uid in users.items()
+    }
+    holders = tuple(ProcessEntry(pid, 1, "CM" if pid in (listed or ()) else "C") for pid in (*users, 10))
+    device = DeviceReading(0, GPU, processes=holders, mps_listed=listed is not None)
+    rows = {each.pid: ProcessRow(each.pid, 7, "S", 1, 7, 7, 0, 1) for each in holders}
+    assert mps_clients(device, rows, lambda pid, _start: facts.get(pid)) == clients
 
 
 @pytest.mark.parametrize(
@@ -264,7 +303,7 @@ def test_a_recording_replays_what_was_reserved(scheduler: Scheduler) -> None:
     """A line of a recording has everything, and a masked one has the same relations without the names."""
     reading = Reading(1.0, 2.0, schedulers=(scheduler,), hidden_unreadable=3)
     assert decode(encode(reading)) == reading
-    cgroup = (f"0::/nomad.slice/share.slice/{NOMAD_SCOPE}",)
+    cgroup = (f"0::{NOMAD_SCOPE}",)
     owner = {"kubelet": POD, "slurm": JOB, "nomad": USER}[scheduler.name]
     host = OneHolder()
     host.gpu.uuids = ((0.0, GPU),)

@@ -30,7 +30,8 @@ MATMUL = {**NOTHING, "sm": 2e-8}
 TRAINING = {**NOTHING, "sm": 0.9, "dram": 0.3}
 COPIES = {**NOTHING, "pcie_receive": 64.0 * 2**20}
 OFF = {"gpu": 0.0, "memory": 0.0}
-SERVER = {5: "nvidia-cuda-mps-server"}
+SERVER = 5
+"""The holder whose parent is root's control daemon of MPS."""
 IDLE, LAUNCH = 0.0019, 0.0004
 """CPU seconds that an idle server took in a second on an H200, and that the smallest launch takes."""
 
@@ -43,8 +44,8 @@ def row(pid: int, sm: float = 0.0) -> tuple[int, float]:
 class Device:
     """A GPU whose driver says what the test tells, once a second."""
 
-    def __init__(self, *pids: int, kinds: str = "C", names: dict[int, str] | None = None) -> None:
-        self.pids, self.kinds, self.names = pids, dict.fromkeys(pids, kinds), names or {}
+    def __init__(self, *pids: int, kinds: str = "C") -> None:
+        self.pids, self.kinds = pids, dict.fromkeys(pids, kinds)
         self.now = 0.0
         self.tracker = HoldingTracker(idle_after=IDLE_AFTER)
         self.says: dict[str, Any] = {"utilization": OFF}
@@ -65,7 +66,8 @@ class Device:
         cpu = tuple((pid, seconds + self.more_cpu[pid]) for pid, seconds in self.quiet_cpu.items())
         self.more_cpu = dict.fromkeys(self.pids, 0.0)
         clock = EPOCH + self.now
-        parent = ParentFacts(400, 50, "bash", "bash", init=False)
+        shell = ParentFacts(400, 50, "bash", "bash", init=False)
+        daemon = shell._replace(uid=0, program="nvidia-cuda-mps-control")
         told = {
             "memory": MemoryReading(80 * GIB, 40 * GIB, 40 * GIB, 0), "activity": activity,
             "processes": tuple(ProcessEntry(pid, GIB, self.kinds[pid]) for pid in self.pids),
@@ -79,7 +81,7 @@ class Device:
             "devices": (DeviceReading(0, "GPU-0", **{**told, **self.says, **says}),),
             "rows": tuple(ProcessRow(pid, 100, "S", 400, 400, 400, 0, 4) for pid in self.pids),
             "facts": tuple(
-                ProcessFacts(pid, 100, command=self.names.get(pid, "python"), parent=parent)
+                ProcessFacts(pid, 100, 7, command="python", parent=daemon if pid == SERVER else shell)
                 for pid in self.pids if self.now == 1.0
             ),
         }  # fmt: skip
@@ -320,17 +322,18 @@ def test_a_sample_without_counters_ends_what_was_proven() -> None:
 @pytest.mark.parametrize("kinds", ["CM", "C"], ids=["listed as clients", "the list is not supported"])
 def test_clients_of_mps_are_not_idle_while_their_server_works(kinds: str) -> None:
     """The driver names the server in place of its clients, so any of them may have worked."""
-    device = Device(5, 7, 8, kinds=kinds, names=SERVER)
-    device.kinds[5] = "C"
+    device = Device(SERVER, 7, 8, kinds=kinds)
+    device.kinds[SERVER], device.says["mps_listed"] = "C", kinds == "CM"
     for second in range(300):
         busy = second % 10 == 0
-        held = device.sample([row(5, 0.3 if busy else 0.0)], TRAINING if busy else NOTHING)
+        held = device.sample([row(SERVER, 0.3 if busy else 0.0)], TRAINING if busy else NOTHING)
         assert held[7].state is held[8].state is State.ACTIVE
 
 
 def test_clients_of_mps_are_idle_when_the_device_does_nothing() -> None:
     """Counters at 0 hold for every holder."""
-    held = Device(5, 7, 8, kinds="CM", names=SERVER).watch(61, [row(5)], NOTHING)
+    device = Device(SERVER, 7, 8, kinds="CM")
+    held = device.watch(61, [row(SERVER)], NOTHING)
     assert {idle_with(held[pid]) for pid in (7, 8)} == {Grade.PROVEN}
 
 

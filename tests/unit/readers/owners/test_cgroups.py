@@ -209,6 +209,6 @@ def test_in_our_own_container_names_are_our_own_roots() -> None:
 def test_nothing_below_a_delegated_unit_is_a_fact(below: str) -> None:
     """Whose cgroup it is names what is below it: no pod, job, container or manager of another user."""
     unit = "/system.slice/lab.service"
-    place = parse_cgroup([f"0::{unit}/a/{below}"], users_own=lambda path: path == unit)
+    place = parse_cgroup([f"0::{unit}/a/{below}"], users_own=lambda _, path: path == unit)
     assert place._replace(path="") == CgroupPlace(unit="lab.service")
     assert parse_cgroup([f"0::{unit}/a/{below}"])._replace(path="") != CgroupPlace(unit="lab.service")
