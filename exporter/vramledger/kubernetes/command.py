@@ -35,7 +35,7 @@ from vramledger.logs import fields, log
 from vramledger.model.public_ledger import LeftoverReason, Leftovers
 from vramledger.model.records import RecordError, read_record, write_record
 from vramledger.readers.hosts.host import Host
-from vramledger.web.access.local_users import find_listening_user
+from vramledger.web.access.local_users import find_listener
 from vramledger_agent.commands.parser import Commands, add_log, duration
 from vramledger_agent.printable import printable
 
@@ -485,7 +485,7 @@ def _check_listener(url: str, *, secret: bool) -> None:
     if parts.scheme == "https":
         return
     found = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
-    users = [find_listening_user(str(each[4][0]), int(each[4][1])) for each in found]
+    users = [listener and listener.user for each in found for listener in [find_listener(each[4])]]
     if others := sorted({user for user in users if user is not None} - {0, os.geteuid()}):
         raise ValueError(f"a program of user {others[0]} listens at {url}, and not the exporter")
     if secret and set(users) <= {None}:
