@@ -38,7 +38,8 @@ from vramledger.serving.control_messages import (
     read_question,
 )
 from vramledger.serving.control_socket import Caller, ControlHandlers, serve_control
-from vramledger_agent.client import UntrustedListenerError, check_listener, exporters_user
+from vramledger_agent import client as agent_client
+from vramledger_agent.client import UntrustedListenerError, check_listener, exporters_user, is_trusted
 
 Blocking: TypeAlias = "Lingerer | BlockingFiles"
 
@@ -348,37 +349,62 @@ def test_who_listens_must_be_trusted(tmp_path: Path) -> None:
 
 
 LISTENING = """
-import socket, sys, time
+import os, socket, sys
 with socket.socket(socket.AF_UNIX) as listening:
     listening.bind(sys.argv[1])
+    os.setuid(int(sys.argv[2]))
     listening.listen()
     print(flush=True)
-    time.sleep(60)
+    sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize(("mode", "trusted"), [(0o755, True), (0o777, False)])
-def test_a_containers_root_is_no_exporter(mode: int, trusted: bool) -> None:
-    """Root of a container is trusted only where nobody but the host's root can have put the socket."""
+@pytest.mark.parametrize(
+    ("user", "owner", "mode", "link", "trusted"),
+    [
+        (0, 0, 0o755, "usual", True),
+        (12345, 12345, 0o755, "usual", True),
+        (0, 0, 0o777, "usual", False),
+        (0, 12345, 0o755, "usual", False),
+        (0, 0, 0o755, "volume", False),
+        (12345, 12345, 0o755, "volume", False),
+        (0, 0, 0o755, "proc/self/root", False),
+    ],
+)
+def test_a_containers_user_is_no_exporter(  # noqa: PLR0913, PLR0917 what a container may choose
+    monkeypatch: pytest.MonkeyPatch, user: int, owner: int, mode: int, link: str, trusted: bool
+) -> None:
+    """A user of a container is trusted only in the usual directory, and where that is its own."""
+    require_root()
     require_namespaces()
     with TemporaryDirectory(prefix="listener-", dir="/run") as name:
-        place = Path(name)
-        place.chmod(mode)
+        Path(name).chmod(0o755)
+        usual = Path(name, "usual")
+        place = Path(name, "volume") if link == "volume" else usual
+        monkeypatch.setattr(agent_client, "_USUAL", usual)
+        for each in {usual, place}:
+            each.mkdir()
+            each.chmod(mode)
+            os.chown(each, owner, owner)
         path = place / "control.sock"
-        command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", LISTENING, str(path)]
+        seen = Path("/", link, str(path).lstrip("/")) if link.startswith("proc") else path
+        command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", LISTENING]
         with (
-            subprocess.Popen(command, stdout=subprocess.PIPE) as process,
+            subprocess.Popen(
+                [*command, str(path), str(user)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            ) as process,
             socket.socket(socket.AF_UNIX) as client,
         ):
             try:
                 assert process.stdout is not None
                 process.stdout.readline()
-                client.connect(str(path))
+                client.connect(str(seen))
                 if trusted:
-                    check_listener(client, path)
+                    check_listener(client, seen)
                 else:
-                    with pytest.raises(UntrustedListenerError, match="is in a container"):
-                        check_listener(client, path)
+                    with pytest.raises(UntrustedListenerError, match=r"is in a container|belongs to user"):
+                        check_listener(client, seen)
+                assert is_trusted(seen, socket.SOCK_STREAM) == trusted, "what doctor may propose"
             finally:
                 process.kill()
 
