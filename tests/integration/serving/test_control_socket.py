@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
@@ -174,6 +174,34 @@ def test_no_socket_is_made_where_others_may_write(mode: int, owner: int) -> None
         with pytest.raises(StartupError, match=f"others may write in {name}; use a directory of root"):
             asyncio.run(serve())
         assert not list(Path(name).iterdir())
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "by_link", "refused"),
+    [
+        (0o755, 0, False, False), (0o1777, 0, False, False), (0o777, 0, False, True),
+        (0o755, 12345, False, True), (0o1777, 12345, False, True), (0o755, 12345, True, True),
+    ],
+)  # fmt: skip
+def test_nobody_above_can_replace_the_directory(mode: int, owner: int, by_link: bool, refused: bool) -> None:
+    """Each directory that the path leads through is root's or ours; a sticky one protects what is in it."""
+    require_root()
+    with TemporaryDirectory(prefix="vl-") as name:
+        above, place = Path(name, "above"), Path(name, "run") if by_link else Path(name, "above", "run")
+        above.mkdir()
+        place.mkdir()
+        if by_link:
+            Path(above, "run").symlink_to(place)
+        os.chown(above, owner, owner)
+        above.chmod(mode)
+
+        async def serve() -> None:
+            async with serving(above / "run" / "control.sock"):
+                pass
+
+        with pytest.raises(StartupError, match=f"rename what is in {above}") if refused else nullcontext():
+            asyncio.run(serve())
+        assert not list(place.iterdir())
 
 
 async def test_the_user_that_we_become_may_own_the_directory(tmp_path: Path) -> None:
