@@ -90,26 +90,24 @@ class UntrustedListenerError(VramledgerError):
 
 
 def check_listener(connection: socket.socket, path: Path) -> None:
-    """Check that root, our user or root's exporter listens, or raise UntrustedListenerError or OSError."""
+    """Check that root, our user or root's exporter listens, or raise UntrustedListenerError or OSError.
+
+    A container has root and other users, too, and may reach many paths: only at the usual one, of which no
+    part is a link, can nobody but root have put what listens.
+    """
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(data)
-    if uid == _ROOT:
-        _check_root(pid, path)
-    if uid not in {_ROOT, os.geteuid(), exporters_user(_USUAL)}:
+    ours, usual = os.geteuid(), exporters_user(_USUAL)
+    if uid not in {_ROOT, ours, usual}:
         raise UntrustedListenerError(
             f"what listens at {path} belongs to user {uid}, neither to root nor to you, and is ignored; "
             f"an exporter of another user needs its socket in {_USUAL}, and that as its own"
         )
-
-
-def _check_root(pid: int, path: Path) -> None:
-    """Check that root is the host's: a container's is uid 0, too. Raises UntrustedListenerError if not."""
-    if exporters_user(Path(os.path.realpath(path.parent))) == _ROOT:
-        return
-    if not is_outside_containers(pid):
+    placed = path.parent == _USUAL and uid == usual
+    if not placed and not uid == ours != _ROOT and not is_outside_containers(pid):
         raise UntrustedListenerError(
             f"what listens at {path} is in a container, and is ignored; an exporter in a container needs its "
-            f"socket in a directory of root alone, such as {_USUAL}"
+            f"socket in {_USUAL}, and that as its own"
         )
 
 

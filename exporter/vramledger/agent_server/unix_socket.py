@@ -115,9 +115,11 @@ def _check_directory(directory: Path, owners: Collection[int | None]) -> None:
         raise ValueError(
             f"others may write in {directory}; use a directory of root or of the exporter's user alone"
         )
-    for each in directory.resolve().parents:
-        mode = each.stat().st_mode
-        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+    trusted = {*owners, Path("/").stat().st_uid}  # root, also where a user namespace has no number for it
+    for each in {*directory.absolute().parents, *directory.resolve().parents}:
+        above = each.stat()
+        open_to_all = above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX
+        if open_to_all or above.st_uid not in trusted:
             raise ValueError(f"others may rename what is in {each}")
 
 

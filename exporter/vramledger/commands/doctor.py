@@ -23,10 +23,11 @@ from vramledger.agent_server.discovery import (
 from vramledger.commands.arguments import add_control, add_sampling, control_socket, sampling_config
 from vramledger.commands.interrupts import run_until_interrupted
 from vramledger.commands.samples import follow_exporter
-from vramledger.config import AGENT_SOCKET, CONTROL_VARIABLE
+from vramledger.config import AGENT_SOCKET, CONTROL_SOCKET, CONTROL_VARIABLE
 from vramledger.errors import StartupError
 from vramledger.model.reading import ASLEEP, DeviceReading, Reading
 from vramledger.model.snapshot import Snapshot
+from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.own_process import OwnRights, read_own_rights
 from vramledger.sampling.supervisor import read_once
 from vramledger.serving.source import NO_DRIVER
@@ -355,7 +356,8 @@ async def _contact_exporter(args: argparse.Namespace, procfs: Path, reading: Rea
         problem = str(error)
     found = find_exporters(procfs)
     players = tuple(each for each in found if _plays(each, reading))
-    running = tuple(each for each in found if each not in players and _is_exporter(each))
+    host = Host(procfs)
+    running = tuple(each for each in found if each not in players and _is_exporter(each, host))
     agent_socket = args.agent_socket or agent_socket
     agents = find_exporter(agent_socket) if agent_socket is not None else None
     return ExporterContact(path, problem, snapshot, agents, running, players)
@@ -368,7 +370,12 @@ def _plays(found: RunningExporter, reading: Reading) -> bool:
     return source.startswith("replay:") or (source == "auto" and none)
 
 
-def _is_exporter(found: RunningExporter) -> bool:
+def _is_exporter(found: RunningExporter, host: Host) -> bool:
     """Tell whether what looks like an exporter may be named: anybody can make a program look so."""
-    sockets = ((found.control_socket, socket.SOCK_STREAM), (found.agent_socket, socket.SOCK_SEQPACKET))
-    return all(path is None or is_trusted(Path(path), kind) for path, kind in sockets)
+    if found.agent_socket is not None and not is_trusted(Path(found.agent_socket), socket.SOCK_SEQPACKET):
+        return False
+    if is_trusted(Path(found.control_socket or CONTROL_SOCKET), socket.SOCK_STREAM):
+        return True
+    # One that could not make the usual socket goes on without.
+    ours = host.is_roots(found.pid) or host.uid(found.pid) == os.geteuid() != 0
+    return found.control_socket is None and ours

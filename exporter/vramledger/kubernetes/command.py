@@ -15,7 +15,7 @@ import signal
 import socket
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
+from aiohttp.connector import Connection
 
 from vramledger.commands.interrupts import run_until_interrupted
 from vramledger.config import SERVICE_ACCOUNT, SamplingConfig
@@ -35,7 +36,7 @@ from vramledger.logs import fields, log
 from vramledger.model.public_ledger import LeftoverReason, Leftovers
 from vramledger.model.records import RecordError, read_record, write_record
 from vramledger.readers.hosts.host import Host
-from vramledger.web.access.local_users import find_listening_user
+from vramledger.web.access.local_users import Socket, find_listener, is_of_this_host
 from vramledger_agent.commands.parser import Commands, add_log, duration
 from vramledger_agent.printable import printable
 
@@ -449,13 +450,18 @@ async def follow(
         await asyncio.sleep(interval)
 
 
+_NOT_KNOWN = "it is not known who listens there; use https"
+
+
 async def ask_exporter(address: ExporterAddress) -> Observation:
     """Return what the exporter says is left over; that it cannot be asked is an answer, too."""
     try:
         headers, trust = _credentials(address)
-        await asyncio.to_thread(_check_listener, address.url, secret="Authorization" in headers)
+        secret = "Authorization" in headers
+        before = await asyncio.to_thread(_find_listeners, address.url, secret=secret)
         async with (
             aiohttp.ClientSession(
+                connector=None if before is None else _CheckedConnector(before, secret=secret),
                 timeout=aiohttp.ClientTimeout(total=ASK_INTERVAL),
                 headers={**headers, "Accept-Encoding": "identity"},
                 auto_decompress=False,  # a few bytes may unpack to gigabytes
@@ -479,17 +485,42 @@ async def ask_exporter(address: ExporterAddress) -> Observation:
         return cannot_tell(f"the exporter does not answer: {str(error) or type(error).__name__}")
 
 
-def _check_listener(url: str, *, secret: bool) -> None:
-    """Check who listens without TLS: it gets a password and its answer marks. Raises ValueError if unsafe."""
+def _find_listeners(url: str, *, secret: bool) -> set[Socket | None] | None:
+    """Return who listens there, None if TLS tells. Raises ValueError if nobody may get a password."""
     parts = urlsplit(url)
     if parts.scheme == "https":
-        return
+        return None
     found = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
-    users = [find_listening_user(str(each[4][0]), int(each[4][1])) for each in found]
-    if others := sorted({user for user in users if user is not None} - {0, os.geteuid()}):
-        raise ValueError(f"a program of user {others[0]} listens at {url}, and not the exporter")
-    if secret and set(users) <= {None}:
-        raise ValueError(f"no password is sent to {url}: it is not known who listens there; use https")
+    listeners = {find_listener(each[4]) for each in found}
+    if secret and listeners <= {None}:
+        raise ValueError(f"no password is sent to {url}: {_NOT_KNOWN}")
+    return listeners
+
+
+class _CheckedConnector(aiohttp.TCPConnector):
+    """Before anything is sent without TLS, have the kernel say who of this host gets it, and answers."""
+
+    def __init__(self, before: Collection[Socket | None], *, secret: bool) -> None:
+        super().__init__()
+        self._before = before
+        self._secret = secret
+
+    async def connect(self, *args: Any, **named: Any) -> Connection:  # noqa: ANN401 aiohttp's
+        """Connect. Raises ValueError if who listens may be a stranger."""
+        connection = await super().connect(*args, **named)
+        peer = connection.transport and connection.transport.get_extra_info("peername")
+        listener = find_listener(peer) if peer else None
+        near = not peer or is_of_this_host(peer[0])
+        problem = ""
+        if listener is not None and listener.user not in {0, os.geteuid()}:
+            problem = f"a program of user {listener.user} listens there, and not the exporter"
+        # One that has taken its place since then may not be the one that is connected.
+        elif listener not in self._before or (listener is None and (near or self._secret)):
+            problem = _NOT_KNOWN
+        if problem:
+            connection.close()
+            raise ValueError(problem)
+        return connection
 
 
 def _credentials(address: ExporterAddress) -> tuple[dict[str, str], ssl.SSLContext | bool]:

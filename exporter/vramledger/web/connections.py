@@ -95,7 +95,8 @@ def _limit_buffers(connection: socket.socket) -> None:
 class _Protocol(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
     """A connection that reads no more than a request may have; its errors do not name our software."""
 
-    __slots__ = ("_connections", "lines", "received", "received_in_all")
+    __slots__ = ("_connections", "lines", "received", "received_in_all", "source")
+    source: str  # as it was when it was accepted: later its client may hide
 
     def __init__(self, server: web.Server, connections: Connections, **options: Any) -> None:  # noqa: ANN401 aiohttp's
         super().__init__(
@@ -240,6 +241,7 @@ class Connections:
 
     async def _connect(self, connection: _Connection) -> None:
         protocol = self._make_protocol()
+        protocol.source = connection.address
         self._strangers[protocol] = connection
         if self._sweeping is None:
             self._sweep()

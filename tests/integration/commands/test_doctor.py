@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,7 +14,9 @@ from tests.support.requirements import require_root
 from tests.support.standin.library import StandIn
 from tests.support.stranger import listening_as
 from vramledger.agent_server.discovery import NO_SOCKET, ExporterStatus, RunningExporter, find_exporters
+from vramledger.commands import doctor
 from vramledger.commands.doctor import ExporterContact, _exporter, _is_exporter, findings_text
+from vramledger.readers.hosts.host import Host
 
 
 def test_an_exporter_that_answers_is_found(standin: StandIn) -> None:
@@ -112,6 +115,9 @@ def test_exporters_are_known_by_their_command_line(
     assert found == (() if sockets is None else (RunningExporter(7, *sockets),))
 
 
+HOST = Host(Path("/proc"))
+
+
 @pytest.mark.parametrize(("user", "named"), [(0, True), (12345, False)])
 def test_no_strangers_socket_is_proposed(user: int, named: bool) -> None:
     """A program that only looks like an exporter, with a socket of another user, is not named."""
@@ -119,8 +125,29 @@ def test_no_strangers_socket_is_proposed(user: int, named: bool) -> None:
     with TemporaryDirectory(prefix="vl-") as name:
         path = Path(name, "control")
         with listening_as(user, path, socket.SOCK_STREAM):
-            assert _is_exporter(RunningExporter(7, str(path), None)) is named
-            assert _is_exporter(RunningExporter(7, None, str(path))) is False, "it is no socket for agents"
+            assert _is_exporter(RunningExporter(7, str(path), None), HOST) is named
+            assert _is_exporter(RunningExporter(7, None, str(path)), HOST) is False, (
+                "it is no socket for agents"
+            )
+
+
+@pytest.mark.parametrize(
+    ("uids", "listens", "named"),
+    [("0 0 0 0", None, True), ("65532 65532 65532 65532", 0, True), ("12345 12345 12345 12345", None, False),
+     ("12345 0 0 0", None, False), ("12345 12345 12345 12345", 12345, False)],
+)  # fmt: skip
+def test_a_stranger_without_flags_is_no_exporter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uids: str, listens: int | None, named: bool
+) -> None:
+    """Without flags it is root's program, or the usual socket is root's; setuid is not enough."""
+    require_root()
+    (tmp_path / "stat").write_text("btime 1\n")
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "status").write_text("Uid:\t" + "\t".join(uids.split()) + "\n")
+    usual = tmp_path / "control"
+    monkeypatch.setattr(doctor, "CONTROL_SOCKET", usual)
+    with nullcontext() if listens is None else listening_as(listens, usual, socket.SOCK_STREAM):
+        assert _is_exporter(RunningExporter(7, None, None), Host(tmp_path)) is named
 
 
 def test_a_proposed_command_is_one_command() -> None:

@@ -4,8 +4,8 @@ import asyncio
 import gzip
 import itertools
 import json
-import os
 import resource
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -13,14 +13,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import aiohttp
 import pytest
 
 from tests.support.builders import Shown, device, holding, snapshot
 from tests.support.certificates import Authority, Pair
 from tests.support.kubernetes_api import NODE, ApiServer, serve_api, write_account
+from tests.support.own_addresses import bind_to_interface, own_addresses
 from tests.support.requirements import require_root
 from tests.support.secured import ALICE, USERS, serve_secured, trusting
 from tests.support.serving import served, until
+from tests.support.stranger import as_user
 from vramledger.errors import StartupError
 from vramledger.kubernetes.command import (
     CONDITION,
@@ -29,6 +32,8 @@ from vramledger.kubernetes.command import (
     KubernetesNode,
     NodeJudge,
     Taint,
+    _CheckedConnector,
+    _find_listeners,
     ask_exporter,
     follow,
 )
@@ -186,9 +191,21 @@ async def test_an_answer_has_a_measure(head: str, body: bytes, said: str) -> Non
     assert grown < 40 * 1024, "KiB"
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost", "127.9.9.9"])
-async def test_a_stranger_gets_no_password_and_marks_no_node(tmp_path: Path, host: str) -> None:
-    """Another user of the host who listens at the exporter's port is not asked anything."""
+OWN = "an address of its own"
+
+
+@pytest.mark.parametrize(
+    ("host", "bound", "said"),
+    [
+        *((host, False, "a program of user 12345") for host in ("127.0.0.1", "[::1]", "localhost", OWN)),
+        ("127.9.9.9", True, "a program of user 12345"),
+        (OWN, True, "it is not known who"),
+    ],
+)
+async def test_a_stranger_gets_no_password_and_marks_no_node(
+    tmp_path: Path, host: str, bound: bool, said: str
+) -> None:
+    """Another user of the host who listens at the exporter's port, however, is not asked anything."""
     require_root()
     (tmp_path / "username").write_text("prometheus")
     (tmp_path / "password").write_text("secret")
@@ -198,18 +215,32 @@ async def test_a_stranger_gets_no_password_and_marks_no_node(tmp_path: Path, hos
         heard.append(await reader.read(4096))
         writer.close()
 
-    bound = host.strip("[]") if host != "localhost" else "127.0.0.1"
-    os.seteuid(12345)  # the kernel takes a socket's user when it is made
-    try:
-        server = await asyncio.start_server(listen, bound)
-    finally:
-        os.seteuid(0)
-    async with server:
-        url = f"http://{host}:{server.sockets[0].getsockname()[1]}"
+    host = own_addresses()[0] if host == OWN else host
+    (family, *_, address), *_ = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
+    with as_user(12345):  # the kernel takes a socket's user when it is made
+        listening = socket.socket(family)
+        if bound:
+            bind_to_interface(listening, host)
+        listening.bind(address)
+    async with await asyncio.start_server(listen, sock=listening):
+        url = f"http://{host}:{listening.getsockname()[1]}"
         for folder in (tmp_path, None):
             found = await ask_exporter(ExporterAddress(url, credentials=folder))
-            assert "a program of user 12345 listens" in found.message
-    assert heard == []
+            assert said in found.message
+    assert not any(heard)
+
+
+async def test_who_takes_the_port_is_not_asked() -> None:
+    """Who listens must have done so before we connected: meanwhile a stranger may have had the port."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = listening.getsockname()
+        url = f"http://127.0.0.1:{address[1]}"
+        before = _find_listeners(url, secret=False)
+    assert before is not None
+    with socket.create_server(address):
+        async with aiohttp.ClientSession(connector=_CheckedConnector(before, secret=False)) as session:
+            with pytest.raises(ValueError, match="it is not known who listens"):
+                await session.get(url)
 
 
 def test_a_password_crosses_no_network_in_the_clear(tmp_path: Path) -> None:

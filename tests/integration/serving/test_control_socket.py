@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
@@ -23,7 +23,6 @@ from tests.support.control_client import read_answer, request_bytes
 from tests.support.lingering import Lingerer, lingering
 from tests.support.requirements import require_namespaces, require_root
 from tests.support.stranger import listening_as, strange
-from tests.support.sure import sure
 from vramledger.agent_server.unix_socket import _make_directory
 from vramledger.errors import StartupError
 from vramledger.serving.control_client import NoExporterError, request_past, request_release, request_snapshot
@@ -39,7 +38,8 @@ from vramledger.serving.control_messages import (
     read_question,
 )
 from vramledger.serving.control_socket import Caller, ControlHandlers, serve_control
-from vramledger_agent.client import UntrustedListenerError, check_listener, exporters_user
+from vramledger_agent import client as agent_client
+from vramledger_agent.client import UntrustedListenerError, check_listener, exporters_user, is_trusted
 
 Blocking: TypeAlias = "Lingerer | BlockingFiles"
 Attack = Callable[[socket.socket, Blocking], None]
@@ -164,6 +164,34 @@ async def test_no_socket_is_made_where_others_may_write(control: Path, mode: int
         async with serving(control):
             pass
     assert not list(control.parent.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "by_link", "refused"),
+    [
+        (0o755, 0, False, False), (0o1777, 0, False, False), (0o777, 0, False, True),
+        (0o755, 12345, False, True), (0o1777, 12345, False, True), (0o755, 12345, True, True),
+    ],
+)  # fmt: skip
+def test_nobody_above_can_replace_the_directory(mode: int, owner: int, by_link: bool, refused: bool) -> None:
+    """Each directory that the path leads through is root's or ours; a sticky one protects what is in it."""
+    require_root()
+    with TemporaryDirectory(prefix="vl-") as name:
+        above, place = Path(name, "above"), Path(name, "run") if by_link else Path(name, "above", "run")
+        above.mkdir()
+        place.mkdir()
+        if by_link:
+            Path(above, "run").symlink_to(place)
+        os.chown(above, owner, owner)
+        above.chmod(mode)
+
+        async def serve() -> None:
+            async with serving(above / "run" / "control.sock"):
+                pass
+
+        with pytest.raises(StartupError, match=f"rename what is in {above}") if refused else nullcontext():
+            asyncio.run(serve())
+        assert not list(place.iterdir())
 
 
 async def test_the_user_that_we_become_may_own_the_directory(tmp_path: Path) -> None:
@@ -335,35 +363,64 @@ def test_who_listens_must_be_trusted(tmp_path: Path) -> None:
 
 
 LISTENING = """
-import socket, sys, time
+import os, socket, sys
 with socket.socket(socket.AF_UNIX) as listening:
     listening.bind(sys.argv[1])
+    os.setuid(int(sys.argv[2]))
     listening.listen()
     print(flush=True)
-    time.sleep(60)
+    sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize(("mode", "trusted"), [(0o755, True), (0o777, False)])
-def test_a_containers_root_is_no_exporter(control: Path, mode: int, trusted: bool) -> None:
-    """Root of a container is trusted only where nobody but the host's root can have put the socket."""
+@pytest.mark.parametrize(
+    ("user", "owner", "mode", "link", "trusted"),
+    [
+        (0, 0, 0o755, "usual", True),
+        (12345, 12345, 0o755, "usual", True),
+        (0, 0, 0o777, "usual", False),
+        (0, 12345, 0o755, "usual", False),
+        (0, 0, 0o755, "volume", False),
+        (12345, 12345, 0o755, "volume", False),
+        (0, 0, 0o755, "proc/self/root", False),
+    ],
+)
+def test_a_containers_user_is_no_exporter(  # noqa: PLR0913, PLR0917 what a container may choose
+    monkeypatch: pytest.MonkeyPatch, user: int, owner: int, mode: int, link: str, trusted: bool
+) -> None:
+    """A user of a container is trusted only in the usual directory, and where that is its own."""
+    require_root()
     require_namespaces()
-    control.parent.chmod(mode)
-    command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", LISTENING, str(control)]
-    with (
-        subprocess.Popen(command, stdout=subprocess.PIPE) as process,
-        socket.socket(socket.AF_UNIX) as client,
-    ):
-        try:
-            sure(process.stdout).readline()
-            client.connect(str(control))
-            if trusted:
-                check_listener(client, control)
-            else:
-                with pytest.raises(UntrustedListenerError, match="is in a container"):
-                    check_listener(client, control)
-        finally:
-            process.kill()
+    with TemporaryDirectory(prefix="listener-", dir="/run") as name:
+        Path(name).chmod(0o755)
+        usual = Path(name, "usual")
+        place = Path(name, "volume") if link == "volume" else usual
+        monkeypatch.setattr(agent_client, "_USUAL", usual)
+        for each in {usual, place}:
+            each.mkdir()
+            each.chmod(mode)
+            os.chown(each, owner, owner)
+        path = place / "control.sock"
+        seen = Path("/", link, str(path).lstrip("/")) if link.startswith("proc") else path
+        command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", LISTENING]
+        with (
+            subprocess.Popen(
+                [*command, str(path), str(user)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            ) as process,
+            socket.socket(socket.AF_UNIX) as client,
+        ):
+            try:
+                assert process.stdout is not None
+                process.stdout.readline()
+                client.connect(str(seen))
+                if trusted:
+                    check_listener(client, seen)
+                else:
+                    with pytest.raises(UntrustedListenerError, match=r"is in a container|belongs to user"):
+                        check_listener(client, seen)
+                assert is_trusted(seen, socket.SOCK_STREAM) == trusted, "what doctor may propose"
+            finally:
+                process.kill()
 
 
 def test_no_directory_is_ever_open_to_all(tmp_path: Path) -> None:

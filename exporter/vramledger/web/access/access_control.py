@@ -11,7 +11,7 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -24,7 +24,7 @@ from vramledger.logs import fields, log
 from vramledger.metrics.access import WEB_CONFIG_LOADED, WEB_CONFIG_LOADED_TIME, WEB_REFUSALS, WEB_REFUSED
 from vramledger.metrics.families import Collected
 from vramledger.rate_limit import TokenBucket
-from vramledger.web.access.passwords import Passwords, connection_source
+from vramledger.web.access.passwords import Passwords
 from vramledger.web.access.tls import AccessSettings, alternative_names, make_context
 from vramledger.web.response_headers import BareResponse
 
@@ -162,7 +162,8 @@ class AccessControl:
         login = _parse_login(request.headers.get(hdrs.AUTHORIZATION, ""))
         if login is None:
             return "password"
-        result = await self._passwords.check(settings.users, *login, partial(_source, request))
+        source = getattr(request.protocol, "source", "")
+        result = await self._passwords.check(settings.users, *login, source)
         # changed meanwhile: a login that was right may be wrong now
         if self._settings.users != settings.users:
             return await self._reason(request)
@@ -282,10 +283,6 @@ def _readable_by_all(path: Path) -> bool:
         return bool(path.stat().st_mode & 0o004)
     except OSError:
         return False
-
-
-def _source(request: web.BaseRequest) -> str:
-    return connection_source(request.get_extra_info("peername"), request.get_extra_info("sockname"))
 
 
 def _parse_login(authorization: str) -> tuple[str, str] | None:

@@ -18,9 +18,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from enum import Enum
-from functools import lru_cache
 
-from vramledger.web.access.local_users import find_local_user, parse_address
+from vramledger.web.access.local_users import find_local_user, is_of_this_host, parse_address
 
 _REMEMBERED_MAX = 100
 """The most correct logins remembered, 32 bytes each; an exporter has few users."""
@@ -36,13 +35,8 @@ _WAITING_MAX, _WAITING_PER_SITE = 16, 4
 
 _NICE = 10
 
-_THIS_HOST = "this host"
-
 _NO_HASH = "." * 60
 """The hash of a name that does not exist, as long as a real one, so that it takes as long."""
-
-_CACHED_ADDRESSES = 1024
-"""The maximum number of addresses whose failure key is kept; computing one takes 4 µs."""
 
 _PASSWORD_MAX = 72
 """The bytes of a password that bcrypt uses. Its C and Go versions ignore the rest, Python's raises."""
@@ -98,16 +92,13 @@ class Passwords:
         """Let the thread end."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def check(
-        self, users: Mapping[str, str], user: str, password: str, source: Callable[[], str]
-    ) -> PasswordResult:
-        """Check a password; failures count for ``source``, and unknown names take as long."""
+    async def check(self, users: Mapping[str, str], user: str, password: str, address: str) -> PasswordResult:
+        """Check a password; failures count for ``address``, and unknown names take as long."""
         hashed = users.get(user)
         digest = self._digest(user, hashed or _NO_HASH, password)
         if digest in self._right:  # only digests of real users' hashes are ever added
             self._right.move_to_end(digest)
             return PasswordResult.RIGHT
-        address = source()
         if self._budget.is_spent(address):
             return PasswordResult.THROTTLED
         site = _site(address)
@@ -163,19 +154,13 @@ def connection_source(peer: object, ours: object) -> str:
     if not isinstance(peer, tuple) or not isinstance(ours, tuple):
         return ""
     user = find_local_user(peer, ours)
-    source = failure_source(str(peer[0])) if user is None else _THIS_HOST
-    return f"{source}, user {user}" if source == _THIS_HOST else source
+    local = user is not None or is_of_this_host(peer[0])
+    return f"this host, user {user}" if local else failure_source(peer[0])
 
 
-@lru_cache(_CACHED_ADDRESSES)
 def failure_source(address: str) -> str:
-    """Return an IPv4 address, the /64 of an IPv6 one, or that it is loopback's, and so this host."""
-    try:
-        parsed = parse_address(address)
-    except ValueError:
-        return address
-    if parsed.is_loopback:
-        return _THIS_HOST
+    """Return an IPv4 address, or the /64 of an IPv6 one."""
+    parsed = parse_address(address)
     if isinstance(parsed, ipaddress.IPv4Address):
         return str(parsed)
     return str(ipaddress.ip_network((parsed, 64), strict=False))
