@@ -111,19 +111,25 @@ def test_a_snapshot_is_nobodys_to_change(
             os.close(file)
 
 
-def test_a_refusal_controls_no_terminal(tmp_path: Path, hostile_exporter: socket.socket) -> None:
-    """An agent's words are shown without what would control the terminal."""
+REFUSAL = json.dumps({"version": 1, "ok": False, "error": HOSTILE * 3}).encode()
+
+
+@pytest.mark.parametrize(("answered", "said"), [(REFUSAL, "done"), (b"[" * 60000, "an invalid answer")])
+def test_an_answer_controls_no_terminal(
+    tmp_path: Path, hostile_exporter: socket.socket, answered: bytes, said: str
+) -> None:
+    """An agent's words are shown in one line, without what would control the terminal."""
 
     def answer() -> None:
         with hostile_exporter.accept()[0] as client, suppress(ConnectionError):
             receive(client)
-            client.send(json.dumps({"version": 1, "ok": False, "error": HOSTILE * 3}).encode())
+            client.send(answered)
 
     with ThreadPoolExecutor(1) as pool:
         pool.submit(answer)
         done = run("reclaim", "7", f"--agent.socket={tmp_path / 'agent.sock'}", driver={})
-    assert (done.returncode, controls(done.stderr)) == (1, [])
-    assert "done" in done.stderr
+    assert (done.returncode, controls(done.stderr), done.stderr.count("\n")) == (1, [], 1)
+    assert said in done.stderr
 
 
 def test_the_script_of_attach_stays_roots() -> None:
