@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import sys
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # 'vramledger run' imports nothing that starting a program does not need
-    from collections.abc import Collection
 
 _GIB = 1024.0**3
 
@@ -19,12 +14,17 @@ def printable(text: str, replacement: str = "?") -> str:
     return "".join(char if char.isprintable() else replacement for char in text)
 
 
-def write_plain(
-    text: str, *, error: bool = False, controls: Collection[str] = (), flush: bool = False
-) -> None:
-    """Write text to stdout or stderr; line feeds and ``controls`` alone stay. Raises OSError."""
-    parts = re.split(f"({'|'.join(map(re.escape, controls))})", text) if controls else [text]
-    shown = (each if each in controls else "\n".join(map(printable, each.split("\n"))) for each in parts)
+class Control(str):
+    """A control sequence of our own, which reaches the terminal as it is."""
+
+    __slots__ = ()
+
+
+def write_plain(*parts: str, error: bool = False, flush: bool = False) -> None:
+    """Write text to stdout or stderr; line feeds and each :class:`Control` alone stay. Raises OSError."""
+    shown = (
+        each if isinstance(each, Control) else "\n".join(map(printable, each.split("\n"))) for each in parts
+    )
     print("".join(shown), end="", file=sys.stderr if error else sys.stdout, flush=flush)
 
 

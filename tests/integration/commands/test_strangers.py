@@ -6,6 +6,7 @@ import json
 import mmap
 import os
 import pickle
+import re
 import signal
 import socket
 import subprocess
@@ -28,8 +29,10 @@ from tests.support.exporter import environment, no_driver, run
 from tests.support.requirements import require_root
 from tests.support.sure import sure
 from tests.support.waiting import wait_until
+from vramledger.model.reading import DeviceReading, Reading, encode
+from vramledger.sampling.replay import encode_header
 from vramledger_agent.commands.attach import await_answer, write_files
-from vramledger_agent.printable import write_plain
+from vramledger_agent.printable import Control, write_plain
 from vramledger_agent.transport import receive
 
 HOSTILE = "\x1b]0;mine\x07\x1b[2J\x9b31m\r\u202e\u2028done"
@@ -51,12 +54,12 @@ def test_no_text_controls_a_terminal(text: str) -> None:
         patch.setattr("sys.stdout", out := StringIO())
         write_plain(text)
         patch.setattr("sys.stdout", coloured := StringIO())
-        write_plain(text, controls=(CLEAR, "\x1b[31m"))
+        write_plain(Control(CLEAR), text, Control("\x1b[31m"))
     assert controls(out.getvalue()) == []
-    assert controls(coloured.getvalue().replace(CLEAR, "").replace("\x1b[31m", "")) == []
+    assert coloured.getvalue() == f"{CLEAR}{out.getvalue()}\x1b[31m"
     assert len(out.getvalue()) == len(text)
     if not controls(text):
-        assert out.getvalue() == coloured.getvalue() == text
+        assert out.getvalue() == text
 
 
 @pytest.fixture
@@ -173,6 +176,22 @@ def test_a_recordings_texts_control_no_terminal(tmp_path: Path, place: str) -> N
     done = run("show", f"--source=replay:{path}", driver={})
     assert done.returncode == 1
     assert (controls(done.stdout), controls(done.stderr)) == ([], [])
+
+
+def test_a_recording_stays_marked_as_one(tmp_path: Path) -> None:
+    """On a terminal, no name in a stranger's recording erases the line that says what is shown."""
+    device = DeviceReading(0, f"GPU\x1b[31m\n{CLEAR}GPU 1", name=f"{CLEAR}\x1b[0mH200")
+    path = tmp_path / "film.jsonl"
+    path.write_bytes(encode_header() + encode(Reading(1.0, 2.0, devices=(device,))))
+    ours, theirs = os.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as terminal, os.fdopen(theirs, "wb"):
+        words = [sys.executable, "-m", "vramledger", "show", f"--source=replay:{path}"]
+        subprocess.run(words, stdout=theirs, env=environment({}), timeout=60, check=True)
+        shown = terminal.read(4096).decode()
+
+    said = r"RECORDING \S+: this is not the data of this host\.\r\nGPU 0  .*H200  .*GPU 1\r\n"
+    assert re.match(said, shown)
+    assert "\x1b" not in shown
 
 
 ENDLESS = b"\x80\x04})" + b"2\x86" * 60 + b"Ns."
