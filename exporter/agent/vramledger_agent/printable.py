@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 _GIB = 1024.0**3
 
 
+_UNSEEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
+    "\U00016fe4\U0001d159\U000e0100-\U000e01ef]"
+)
+"""What Python calls printable, and Unicode ignorable by default, or what is blank."""
+
+_ACCENTS = 2
+"""On one letter: more would cover the lines beside it."""
+
+
 def printable(text: str, replacement: str = "?") -> str:
-    """Replace every character that is not printable: none may control a terminal or break an encoding."""
-    if text.isprintable():
+    """Replace every character that is not printable or cannot be seen, and accents beyond two on a letter.
+
+    What is left neither controls a terminal, nor breaks an encoding, nor covers what is beside it.
+    """
+    if text.isascii() and text.isprintable():
         return text
-    return "".join(char if char.isprintable() else replacement for char in text)
+    from unicodedata import category
+
+    shown, marks = [], 0
+    for char in text:
+        marks = marks + 1 if category(char) in ("Mn", "Me") else 0
+        seen = marks <= _ACCENTS and char.isprintable() and not _UNSEEN.match(char)
+        shown.append(char if seen else replacement)
+    return "".join(shown)
 
 
 class Control(str):

@@ -37,8 +37,8 @@ def _tidy(report: Struct, *names: str, longest: int = messages.MAX_TEXT_CHARS) -
     """Cut these texts to the maximum length; they cannot control a terminal or break an encoding then."""
     for name in names:
         text = getattr(report, name)
-        if text is not None and not (len(text) <= longest and text.isprintable()):
-            force_setattr(report, name, printable(text[:longest]))
+        if text is not None and (shown := printable(text[:longest])) != text:
+            force_setattr(report, name, shown)
 
 
 class _DeviceFigures(Struct, frozen=True, omit_defaults=True):

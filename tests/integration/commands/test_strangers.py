@@ -32,7 +32,7 @@ from tests.support.waiting import wait_until
 from vramledger.model.reading import DeviceReading, Reading, encode
 from vramledger.sampling.replay import encode_header
 from vramledger_agent.commands.attach import await_answer, write_files
-from vramledger_agent.printable import Control, write_plain
+from vramledger_agent.printable import Control, printable, write_plain
 from vramledger_agent.transport import receive
 
 HOSTILE = "\x1b]0;mine\x07\x1b[2J\x9b31m\r\u202e\u2028done"
@@ -58,8 +58,26 @@ def test_no_text_controls_a_terminal(text: str) -> None:
     assert controls(out.getvalue()) == []
     assert coloured.getvalue() == f"{CLEAR}{out.getvalue()}\x1b[31m"
     assert len(out.getvalue()) == len(text)
-    if not controls(text):
-        assert out.getvalue() == text
+    assert "\n".join(map(printable, out.getvalue().split("\n"))) == out.getvalue()
+
+
+@pytest.mark.parametrize("char", "\u3164\u115f\uffa0\u2800\u034f\ufe0f\u180b\U000e0101\u202e\u200b\u2028\xad")
+def test_what_cannot_be_seen_is_replaced(char: str) -> None:
+    """A name has as many signs as it shows; a blank and what joins or hides others are none."""
+    assert printable(f"a{char}b") == "a?b"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        *((word, word) for word in ("Zo\u00eb", "\u6a21\u578b", "\ud559\uc2b5", "e\u0302\u0301")),
+        ("x" + "\u0311" * 63, "x\u0311\u0311" + "?" * 61),
+        ("x" + "\u0311\u0302\u20dd" * 2 + "y\u0311", "x\u0311\u0302????y\u0311"),
+    ],
+)
+def test_accents_cover_no_other_line(text: str, shown: str) -> None:
+    """Letters of every script stay; what is more than two accents on one does not."""
+    assert printable(text) == shown
 
 
 @pytest.fixture
