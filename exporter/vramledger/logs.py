@@ -9,6 +9,8 @@ import sys
 import time
 from typing import Final
 
+from vramledger_agent.printable import printable
+
 LEVELS: Final = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -50,7 +52,7 @@ class _Formatter(logging.Formatter):
 
 
 def _quote(text: str) -> str:
-    return text if _PLAIN.fullmatch(text) and text.isprintable() else json.dumps(text)
+    return text if _PLAIN.fullmatch(text) and printable(text) == text else json.dumps(text)
 
 
 def configure(level: str = "info", style: str = "logfmt") -> None:

@@ -36,6 +36,7 @@ LATER = b'{"format": "vramledger-recording", "version": 2}\n'
 CORRUPT = {
     "not there": (None, "No such file or directory"),
     "of something else": (b"# HELP go\n", "is not a recording; make one with 'vramledger capture'"),
+    "of endless brackets": (b"[" * 60000, "is not a recording"),
     "without readings": (encode_header(), "is empty"),
     "of a later version": (LATER, "has version 2, this program"),
     "gzip cut short": (gzip.compress(encode_header() * 999)[:40], "Compressed file ended before"),

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from email.policy import default
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -19,6 +19,10 @@ from tests.support.standin.library import GIB, StandIn
 
 DAEMON, BIN, UNKNOWN = 1, 2, 54321
 """Two users whom every host knows, and one whom it does not."""
+
+CHANNEL = "<!channel>"
+PAID = "/home/d/@all [pay](evil.example) <https://www.evil.example|log in>.ipynb"
+"""A program's name and a notebook's path that would do something in a chat."""
 
 SOON = ("--after=1s", "--least=2GiB")
 
@@ -38,7 +42,8 @@ def hoarded(standin_library: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     users: dict[str, int | None] = dict.fromkeys(("first", "second", "small"), DAEMON)
     users |= {"other": BIN, "stranger": UNKNOWN, "root": None}
     with StandIn(tmp_path_factory.mktemp("hoarded"), standin_library) as standin, Stage() as stage:
-        pids = {name: stage.start(user=user).pid for name, user in users.items()}
+        odd: dict[str, Any] = {"first": {"name": CHANNEL}, "second": {"env": {"JPY_SESSION_NAME": PAID}}}
+        pids = {name: stage.start(user=user, **odd.get(name, {})).pid for name, user in users.items()}
         held = [(pid, GIB if name == "small" else 3 * GIB) for name, pid in pids.items()]
         standin.device(0).set_processes(held)
         with serving(*QUICK, "--idle-after=1s", driver=standin.env()) as exporter:
@@ -93,6 +98,12 @@ def test_each_user_is_told_of_their_own(hoarded: Hoarded, tmp_path: Path) -> Non
     assert set(hooked) == {None, *names}
     assert {each["pid"] for each in hooked["bin"]["holdings"]} == {pids["other"]}
     assert hooked["bin"]["text"] == own
+    own = texts["daemon@example.org"]
+    assert "kernel of /home/d/?all ?pay??evil.example? ?https:??evil.example?log in?.ipynb if you" in own
+    everything = "".join((own, printed.stdout, *(each["text"] for each in hooked.values())))
+    assert not re.search(r"[<>@\[\]]|//|www\.", everything)
+    assert {(each["command"], each["notebook"]) for each in hooked["daemon"]["holdings"]} > {(CHANNEL, None)}
+    assert PAID in {each["notebook"] for each in hooked["daemon"]["holdings"]}
     assert len(got) == len(names) + 1, "what has not lasted an hour is told to nobody"
 
 

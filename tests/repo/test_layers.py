@@ -28,7 +28,7 @@ AGENT = "vramledger_agent"
 TOOLS = [
     # Its parts that a user's process never loads, in the same order. The exporter may import them.
     *("__main__", "cli", "commands.run", "commands.attach", "commands.snapshot", "commands.parser"),
-    *("torch_snapshots", "client", "printable", "errors"),
+    *("torch_snapshots", "client", "private_files", "printable", "errors"),
 ]
 
 PROTOCOL = "vramledger_agent.protocol"

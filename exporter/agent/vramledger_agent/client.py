@@ -211,7 +211,7 @@ def _parse_response(response: bytes, pid: int) -> dict[str, Any]:
         raise AgentError(f"the connection was closed without an answer; has pid {pid} ended?")
     try:
         content = json.loads(response)
-    except ValueError:
+    except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict) or not isinstance(content.get("ok"), bool):
         raise AgentError(f"pid {pid} gave an invalid answer; does its agent have another version?")

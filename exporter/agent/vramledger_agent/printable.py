@@ -5,26 +5,47 @@ from __future__ import annotations
 import re
 import sys
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # 'vramledger run' imports nothing that starting a program does not need
-    from collections.abc import Collection
-
 _GIB = 1024.0**3
 
 
+_UNSEEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
+    "\U00016fe4\U0001d159\U000e0100-\U000e01ef]"
+)
+"""What Python calls printable, and Unicode ignorable by default, or what is blank."""
+
+_ACCENTS = 2
+"""On one letter: more would cover the lines beside it."""
+
+
 def printable(text: str, replacement: str = "?") -> str:
-    """Replace every character that is not printable: none may control a terminal or break an encoding."""
-    if text.isprintable():
+    """Replace every character that is not printable or cannot be seen, and accents beyond two on a letter.
+
+    What is left neither controls a terminal, nor breaks an encoding, nor covers what is beside it.
+    """
+    if text.isascii() and text.isprintable():
         return text
-    return "".join(char if char.isprintable() else replacement for char in text)
+    from unicodedata import category
+
+    shown, marks = [], 0
+    for char in text:
+        marks = marks + 1 if category(char) in ("Mn", "Me") else 0
+        seen = marks <= _ACCENTS and char.isprintable() and not _UNSEEN.match(char)
+        shown.append(char if seen else replacement)
+    return "".join(shown)
 
 
-def write_plain(
-    text: str, *, error: bool = False, controls: Collection[str] = (), flush: bool = False
-) -> None:
-    """Write text to stdout or stderr; line feeds and ``controls`` alone stay. Raises OSError."""
-    parts = re.split(f"({'|'.join(map(re.escape, controls))})", text) if controls else [text]
-    shown = (each if each in controls else "\n".join(map(printable, each.split("\n"))) for each in parts)
+class Control(str):
+    """A control sequence of our own, which reaches the terminal as it is."""
+
+    __slots__ = ()
+
+
+def write_plain(*parts: str, error: bool = False, flush: bool = False) -> None:
+    """Write text to stdout or stderr; line feeds and each :class:`Control` alone stay. Raises OSError."""
+    shown = (
+        each if isinstance(each, Control) else "\n".join(map(printable, each.split("\n"))) for each in parts
+    )
     print("".join(shown), end="", file=sys.stderr if error else sys.stdout, flush=flush)
 
 

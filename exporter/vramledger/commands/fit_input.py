@@ -274,7 +274,7 @@ class LedgerSample(NamedTuple):
 
 def _told(value: Any) -> Any:  # noqa: ANN401 JSON
     """Return JSON with short texts that are safe to print, and without null, which is as good as absent."""
-    if isinstance(value, str) and not (len(value) <= _MAX_TEXT and value.isprintable()):
+    if isinstance(value, str):
         return printable(value[:_MAX_TEXT])
     if isinstance(value, Mapping):
         return {name: _told(each) for name, each in value.items() if each is not None}

@@ -61,6 +61,15 @@ _PATIENCE = {
 """The thresholds that say after how long, and from which size on, an owner's memory concerns the alerts."""
 
 
+_PLAIN = (
+    (r"[^\w .:+=,/-]|//+|(?i:www\.)", "?"),  # mentions, links, bold and code
+    (r"(?<!\w)_+", "?"),  # the beginning of italics
+    (r":([^ :]+):", r"?\1?"),  # a picture
+    ("([A-Za-z]):([A-Za-z])", r"\1?\2"),  # a scheme
+)
+"""What chats and mail readers make of a text, and what replaces it: `plain` in alerts/src/snippets.yml."""
+
+
 class Unused(NamedTuple):
     """Memory that a program holds without work."""
 
@@ -189,9 +198,16 @@ def _exempt(
     return False
 
 
+def plain(text: str) -> str:
+    """Return what a program says of itself, for a message, where it mentions, links and formats nothing."""
+    for pattern, shown in _PLAIN:
+        text = re.sub(pattern, shown, text)
+    return text
+
+
 def _line(each: Unused) -> str:
     holding = each.holding
-    command = f" ({printable(each.command)})" if each.command else ""
+    command = f" ({plain(each.command)})" if each.command else ""
     amount = gib(holding.held) if holding.held is not None else "an unknown amount"
     since = time.strftime("%Y-%m-%d %H:%M %Z", time.localtime(holding.since))
     who = f"user {printable(each.user)}" if each.user else "an unknown user"
@@ -209,7 +225,7 @@ def _ending(each: Unused) -> str:
         return f"`{command}` says what would end it; if nothing does, the administrator knows of it."
     ends = f"`{command}` says what it would end, and `{command} --yes` ends it."
     if each.notebook:
-        return f"Shut down the kernel of {printable(each.notebook)} if you do not need it. {ends}"
+        return f"Shut down the kernel of {plain(f'{each.notebook:.120}')} if you do not need it. {ends}"
     if each.holding.state is State.STOPPED:
         ends = f"{ends} `kill -CONT {each.holding.pid}` continues it."
     return f"If you do not need it: {ends}"
@@ -285,6 +301,7 @@ def _post(url: str, host: str, user: str | None, text: str, found: Sequence[Unus
     holdings = [
         {
             "pid": each.holding.pid, "user": each.user or None, "command": each.command or None,
+            "notebook": each.notebook or None,
             "gpu": each.device.reading.index, "uuid": each.device.reading.uuid, "bytes": each.holding.held,
             "state": each.holding.state.value, "grade": each.holding.grade.value, "since": each.holding.since,
         }

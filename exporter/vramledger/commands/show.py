@@ -39,12 +39,12 @@ from vramledger.serving.source import (
 from vramledger.storage.protocol import SINCE
 from vramledger.views.evidence import evidence_json, evidence_lines
 from vramledger.views.ledger_json import ledger_text
-from vramledger.views.table import COLOUR_CONTROLS, aligned, render_table
+from vramledger.views.table import aligned, table_parts
 from vramledger.views.timeline import HoldingGrowth, Key
 from vramledger_agent.commands.parser import Commands, add_agent_socket, add_log, pid, write_output
-from vramledger_agent.printable import printable, span, write_plain
+from vramledger_agent.printable import Control, printable, span, write_plain
 
-_CLEAR = "\x1b[H\x1b[2J"
+_CLEAR = Control("\x1b[H\x1b[2J")
 
 
 def add_command(commands: Commands) -> None:
@@ -115,7 +115,7 @@ async def _show_past(args: argparse.Namespace) -> int:
         until = f"until {_clock(head['gap_until'])}" if head["gap_until"] else "since then"
         note = f"NOT KNOWN at {_clock(args.at)}: nothing was stored {until}. {note}"
         if args.json:
-            write_plain(f"vramledger: {note}\n", error=True)
+            write_plain(f"vramledger: {printable(note)}\n", error=True)
     return 0 if _print_sample(args, answer.snapshot, dict(answer.growth), note) else 1
 
 
@@ -196,15 +196,14 @@ def _print_sample(
         if not evidence:
             write_plain(f"vramledger: pid {args.why} holds no GPU memory that we can see here\n", error=True)
             return False
-        write_output(evidence if args.json or not note else f"{evidence}{note}\n")
+        write_output(evidence if args.json or not note else f"{evidence}{printable(note)}\n")
     elif args.json:
         write_output(ledger_text(snapshot, growth).decode())
     else:
         terminal = sys.stdout.isatty()
         clear = _CLEAR if args.watch and terminal else ""
-        table = render_table(snapshot, colour=terminal and "NO_COLOR" not in os.environ)
-        controls = (_CLEAR, *COLOUR_CONTROLS) if terminal else ()
-        write_output(f"{clear}{table}{note}\n" if note else f"{clear}{table}", controls)
+        table = table_parts(snapshot, colour=terminal and "NO_COLOR" not in os.environ)
+        write_output(clear, *table, f"{printable(note)}\n" if note else "")
     return True
 
 
@@ -222,7 +221,7 @@ _NO_SECONDS = 60.0
 
 def render_report(report: Mapping[str, Any]) -> str:
     """Return the lines of a report."""
-    return "".join(f"{line}\n" for line in _lines(report))
+    return "".join(f"{printable(line)}\n" for line in _lines(report))
 
 
 def _lines(report: Mapping[str, Any]) -> Iterator[str]:
@@ -249,8 +248,8 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
 def _row(owner: Mapping[str, Any]) -> tuple[str, ...]:
     name = f"{owner['owner_type']} {owner['owner']}".strip()
     return (
-        printable(name)[:60],
-        printable(", ".join(owner["users"]))[:30] or "-",
+        name[:60],
+        ", ".join(owner["users"])[:30] or "-",
         str(len(owner["gpus"])),
         span(owner["seconds"]),
         f"{owner['highest'] / 2**30:.2f} GiB",
@@ -267,10 +266,10 @@ def _mark(mark: Mapping[str, Any]) -> str:
         "back": "the GPUs gave data again",
         "exporter-ended": "the exporter ended, or stored nothing any more",
         "exporter-began": "the exporter began",
-        "oom": f"{printable(mark['owner'])} ran out of memory",
+        "oom": f"{mark['owner']} ran out of memory",
     }
     text = words.get(mark["kind"])
     if text is None:
-        who = f"pid {mark['pid']} {printable(mark['command'])} of {printable(mark['owner'])}"
+        who = f"pid {mark['pid']} {mark['command']} of {mark['owner']}"
         text = f"{who} became {mark['kind']}" + (f" (it was {mark['before']})" if mark["before"] else "")
     return f"{_clock(mark['time'])}  {text}"

@@ -37,8 +37,8 @@ def _tidy(report: Struct, *names: str, longest: int = messages.MAX_TEXT_CHARS) -
     """Cut these texts to the maximum length; they cannot control a terminal or break an encoding then."""
     for name in names:
         text = getattr(report, name)
-        if text is not None and not (len(text) <= longest and text.isprintable()):
-            force_setattr(report, name, printable(text[:longest]))
+        if text is not None and (shown := printable(text[:longest])) != text:
+            force_setattr(report, name, shown)
 
 
 class _DeviceFigures(Struct, frozen=True, omit_defaults=True):
@@ -190,6 +190,9 @@ class AgentReport(Struct, frozen=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         _tidy(self, "agent", "python")
+        known = tuple(each for each in self.frameworks if each.framework in REPORTING_FRAMEWORKS)
+        if len(known) < len(self.frameworks):  # in a recording of another version, or by a stranger
+            force_setattr(self, "frameworks", known)
         if len(self.errors) > messages.MAX_PROVIDERS:
             refuse("limits", f"more than {messages.MAX_PROVIDERS} providers")
         if len({each.framework for each in self.frameworks}) < len(self.frameworks):

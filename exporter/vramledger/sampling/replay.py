@@ -87,7 +87,7 @@ def _read_header(path: Path, line: bytes) -> Header:
     try:
         head = json.loads(line)
         known = head["format"] == FORMAT
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         known = False
     if not known:
         raise RecordingError(f"{path} is not a recording; make one with 'vramledger capture'")

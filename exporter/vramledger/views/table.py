@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 from vramledger.model.reading import UNIFIED, DeviceReading, ProcessFacts
 from vramledger.model.snapshot import (
@@ -23,15 +24,14 @@ from vramledger.verdicts.remedies import (
     why_unusable,
     words_of_error,
 )
-from vramledger_agent.printable import gib, printable, span
+from vramledger_agent.printable import Control, gib, printable, span
 
 _LONGEST_OWNER = 60
 _REMEDIES_MAX = 3
 """The maximum number of holders of a device for which the table says what to do."""
-_RED, _GREEN, _YELLOW, _PURPLE, _PLAIN = COLOUR_CONTROLS = tuple(
-    f"\x1b[{each}m" for each in (31, 32, 33, 35, 0)
-)
+_RED, _GREEN, _YELLOW, _PURPLE, _PLAIN = (Control(f"\x1b[{each}m") for each in (31, 32, 33, 35, 0))
 _COLOURS = {
+    None: _PLAIN,  # the names of the columns
     State.DEAD: _RED,
     State.ZOMBIE: _RED,
     State.STUCK: _RED,
@@ -59,12 +59,27 @@ def framework_text(policy: Policy) -> str:
     return "/".join(part for part in policy[:2] if part != UNKNOWN) or "-"
 
 
-def render_table(snapshot: Snapshot, *, colour: bool = False) -> str:
+_Line: TypeAlias = "str | tuple[str, ...]"
+"""A line, or its parts, of which our own control sequences alone stay as they are."""
+
+
+def render_table(snapshot: Snapshot) -> str:
     """Return the whole snapshot as text, one block for each device."""
-    return "\n".join(_lines(snapshot, colour=colour)) + "\n"
+    return "".join(table_parts(snapshot, colour=False))
 
 
-def _lines(snapshot: Snapshot, *, colour: bool) -> Iterator[str]:
+def table_parts(snapshot: Snapshot, *, colour: bool) -> Iterator[str]:
+    """Yield the parts of the text: nothing in what others have written begins a line or controls anything."""
+    for line in _lines(snapshot):
+        for part in (line,) if isinstance(line, str) else line:
+            if not isinstance(part, Control):
+                yield printable(part)
+            elif colour:
+                yield part
+        yield "\n"
+
+
+def _lines(snapshot: Snapshot) -> Iterator[_Line]:
     if snapshot.source == "replay":
         yield f"RECORDING {snapshot.recording}: this is not the data of this host."
     if not snapshot.up:
@@ -77,10 +92,10 @@ def _lines(snapshot: Snapshot, *, colour: bool) -> Iterator[str]:
             "See 'vramledger doctor'."
         )
     for device in snapshot.devices:
-        yield from _device(device, snapshot, colour=colour)
+        yield from _device(device, snapshot)
 
 
-def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iterator[str]:
+def _device(device: DeviceSnapshot, snapshot: Snapshot) -> Iterator[_Line]:
     reading = device.reading
     yield f"GPU {reading.index}  {_title(reading)}  {reading.uuid}"
     if (unusable := why_unusable(reading)) is not None:
@@ -94,7 +109,7 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iter
     yield from _ledger_lines(device)
     rows = [_row(holding, snapshot) for holding in device.holdings]
     if rows:
-        yield from _holdings(rows, [holding.state for holding in device.holdings], colour=colour)
+        yield from _holdings(rows, [holding.state for holding in device.holdings])
         yield from _remedies(device, snapshot)
     elif not device.blind:
         yield "  no process holds memory here"
@@ -106,7 +121,7 @@ def _device(device: DeviceSnapshot, snapshot: Snapshot, *, colour: bool) -> Iter
         yield "    On some GPUs the counter sticks until the next CUDA program; if not on this, reset it"
     for hidden in device.hidden or ():
         what = "has initialised CUDA" if hidden.kind == "cuda" else "has the device open"
-        who = f"pid {hidden.pid} {printable(hidden.command)} ({printable(hidden.user or '?')})"
+        who = f"pid {hidden.pid} {hidden.command} ({hidden.user or '?'})"
         yield f"  hidden: {who} {what}, and NVML does not list it"
 
 
@@ -141,7 +156,7 @@ def _ledger_lines(device: DeviceSnapshot) -> Iterator[str]:
     if device.undivided is not None:
         yield f"  undivided: {undivided_text(device.undivided)}"
     for each in device.left:
-        yield f"  left behind: {printable(left_text(each))}"
+        yield f"  left behind: {left_text(each)}"
     if device.memory_counted_under is not None:
         whose = "the host's" if device.reading.memory_kind == UNIFIED else "that of its GPU instance"
         yield f"  this memory is {whose}, shared with {device.memory_counted_under}"
@@ -168,9 +183,8 @@ def _limit_lines(device: DeviceSnapshot) -> Iterator[str]:
     for each in device.limits:
         if each.maximum is not None:
             taken = "an unknown part" if each.used is None else gib(each.used)
-            who = f"{printable(each.type)} {printable(each.name)}"
-            place = printable(each.cgroup or "")
-            yield f"  limit: {who} may take {gib(each.maximum)}, {taken} is taken ({place})"
+            who = f"{each.type} {each.name}"
+            yield f"  limit: {who} may take {gib(each.maximum)}, {taken} is taken ({each.cgroup or ''})"
     if device.reading.partition is not None:
         yield f"  PARTITION: NVML shows us only the {gib(device.reading.partition)} of our own cgroup's limit"
 
@@ -181,7 +195,7 @@ def _reservation_lines(device: DeviceSnapshot) -> Iterator[str]:
         return
     words = {True: "which holds memory here", False: "which HOLDS NOTHING here", None: "held or not: unknown"}
     for each in device.reservation_status.reservations:
-        yield f"  reservation: for {printable(each.type)} {printable(each.name)}, {words[each.held]}"
+        yield f"  reservation: for {each.type} {each.name}, {words[each.held]}"
     for pid in device.reservation_status.unreserved_pids or ():
         schedulers = " and ".join(device.reservation_status.schedulers)
         yield f"  UNRESERVED: pid {pid} holds memory without a reservation; {schedulers} assigns this GPU"
@@ -192,14 +206,14 @@ def _row(holding: Holding, snapshot: Snapshot) -> tuple[str, ...]:
     facts = snapshot.facts_of(holding.pid)
     return (
         str(holding.pid),
-        printable(_owner(facts) or "-"),
-        printable((facts.command if facts is not None else "") or "-"),
+        _owner(facts) or "-",
+        (facts.command if facts is not None else "") or "-",
         "-" if process is None else framework_text(process.policy),
         memory_text(holding),
         "-" if holding.sm is None else f"{holding.sm:.0%}",
         holding.state.value,
         span((snapshot.time or 0) - holding.since),
-        printable(holding.why),
+        holding.why,
     )
 
 
@@ -225,12 +239,12 @@ def aligned(rows: Iterable[Sequence[str]], left: Collection[str]) -> list[dict[s
     return [dict(zip((column[0] for column in columns), row, strict=True)) for row in zip(*wide, strict=True)]
 
 
-def _holdings(rows: list[tuple[str, ...]], states: list[State], *, colour: bool) -> Iterator[str]:
+def _holdings(rows: list[tuple[str, ...]], states: list[State]) -> Iterator[_Line]:
     cells = aligned([_COLUMNS, *rows], ("OWNER", "COMMAND", "FRAMEWORK", "STATE", "WHY"))
     framed = any(each["FRAMEWORK"].strip() != "-" for each in cells[1:])
     for row, state in zip(cells, [None, *states], strict=True):
         if not framed:
             del row["FRAMEWORK"]  # lines are long enough
-        if colour and state is not None:
-            row["STATE"] = f"{_COLOURS[state]}{row['STATE']}{_PLAIN}"
-        yield "  " + "  ".join(row.values()).rstrip()
+        row["WHY"] = row["WHY"].rstrip()
+        coloured = {"STATE": (_COLOURS[state], row["STATE"], _PLAIN)}
+        yield tuple(part for name, cell in row.items() for part in ("  ", *coloured.get(name, (cell,))))

@@ -12,6 +12,7 @@ from tests.support.alerts.parts import DEAD, IDLE, LEAK, ORPHAN, TRAINER
 from tests.support.alerts.promtool import Alert, expect, firing, rules
 from tests.support.alerts.shipped import RULES, TABLE, first_of_each_rule, watched_for
 from tests.support.dashboards.files import load_dashboards
+from vramledger.commands.report import plain
 
 pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
 
@@ -150,6 +151,35 @@ def test_a_program_writes_nothing_into_a_chat(tmp_path: Path) -> None:
 
     assert len(said) >= len(names)
     assert [text for text in said if re.search(r"[<>@*`~|\[\]]|//", text)] == []
+
+
+SAID = {
+    "python3.11": "python3.11",
+    "train_model.py": "train_model.py",
+    "모델_학습": "모델_학습",
+    "ray::Worker_1": "ray::Worker_1",
+    "team/train": "team/train",
+    "<!channel>": "??channel?",
+    "@everyone": "?everyone",
+    "[pay](evil.example)": "?pay??evil.example?",
+    "http://evil.example/pay": "http:?evil.example/pay",
+    "WWW.evil.example/pay": "?evil.example/pay",
+    "mailto:evil": "mailto?evil",
+    "_now_ *_now_* a__b": "?now_ ??now_? a__b",
+    ":rotating_light:": "?rotating_light?",
+    "::+1::": ":?+1?:",
+    "a:b:c:d": "a?b?c?d",
+}
+"""What programs say of themselves, and what a chat gets of it."""
+
+
+def test_alerts_and_reports_say_the_same(tmp_path: Path) -> None:
+    """A name is as readable in the text of an alert as in a mail, and as harmless."""
+    named = [replace(IDLE, pid=7 + place, command=name) for place, name in enumerate(SAID)]
+    said = [each.annotations["description"] for each in firing(tmp_path, Node(named).series(12), 12)]
+
+    assert {name: plain(name) for name in SAID} == SAID
+    assert {text for each in said for text in re.findall(r"pid \d+ \((.*?)\) of", each)} == {*SAID.values()}
 
 
 def test_a_user_is_named_once(tmp_path: Path) -> None:

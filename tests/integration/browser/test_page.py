@@ -37,6 +37,7 @@ from vramledger.model.snapshot import (
     Snapshot,
     State,
 )
+from vramledger_agent.printable import printable
 
 GIB = 1024 * MIB
 UNPROVEN = "58.0 GiB (41%) idle or orphaned, not proven"
@@ -434,6 +435,13 @@ async def test_hostile_names_are_text(look: Looking) -> None:
         assert seen in (await page.texts(".extras li"))[1]
         assert (await page.run("document.title")).endswith(" · vramledger")
         assert await page.run("document.querySelectorAll('main img, main script').length") == 0
+
+
+async def test_the_page_replaces_what_a_terminal_does_not_get(look: Looking) -> None:
+    """One rule says which characters of a name are shown: here, and in what commands print."""
+    name = "a\u3164\ufe0f\u2800\u00a0b\u0301\u0302\u0302\u0302 c\U000e0101\u202ed"
+    async with look(Shown(snapshot(device(0, [holding(7)], name=name)))) as page:
+        assert printable(name, "\ufffd") in (await page.texts(".card h3"))[0]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import mmap
 import os
 import pickle
+import re
 import signal
 import socket
 import subprocess
@@ -28,8 +29,10 @@ from tests.support.exporter import environment, no_driver, run
 from tests.support.requirements import require_root
 from tests.support.sure import sure
 from tests.support.waiting import wait_until
+from vramledger.model.reading import DeviceReading, Reading, encode
+from vramledger.sampling.replay import encode_header
 from vramledger_agent.commands.attach import await_answer, write_files
-from vramledger_agent.printable import write_plain
+from vramledger_agent.printable import Control, printable, write_plain
 from vramledger_agent.transport import receive
 
 HOSTILE = "\x1b]0;mine\x07\x1b[2J\x9b31m\r\u202e\u2028done"
@@ -51,12 +54,30 @@ def test_no_text_controls_a_terminal(text: str) -> None:
         patch.setattr("sys.stdout", out := StringIO())
         write_plain(text)
         patch.setattr("sys.stdout", coloured := StringIO())
-        write_plain(text, controls=(CLEAR, "\x1b[31m"))
+        write_plain(Control(CLEAR), text, Control("\x1b[31m"))
     assert controls(out.getvalue()) == []
-    assert controls(coloured.getvalue().replace(CLEAR, "").replace("\x1b[31m", "")) == []
+    assert coloured.getvalue() == f"{CLEAR}{out.getvalue()}\x1b[31m"
     assert len(out.getvalue()) == len(text)
-    if not controls(text):
-        assert out.getvalue() == coloured.getvalue() == text
+    assert "\n".join(map(printable, out.getvalue().split("\n"))) == out.getvalue()
+
+
+@pytest.mark.parametrize("char", "\u3164\u115f\uffa0\u2800\u034f\ufe0f\u180b\U000e0101\u202e\u200b\u2028\xad")
+def test_what_cannot_be_seen_is_replaced(char: str) -> None:
+    """A name has as many signs as it shows; a blank and what joins or hides others are none."""
+    assert printable(f"a{char}b") == "a?b"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        *((word, word) for word in ("Zo\u00eb", "\u6a21\u578b", "\ud559\uc2b5", "e\u0302\u0301")),
+        ("x" + "\u0311" * 63, "x\u0311\u0311" + "?" * 61),
+        ("x" + "\u0311\u0302\u20dd" * 2 + "y\u0311", "x\u0311\u0302????y\u0311"),
+    ],
+)
+def test_accents_cover_no_other_line(text: str, shown: str) -> None:
+    """Letters of every script stay; what is more than two accents on one does not."""
+    assert printable(text) == shown
 
 
 @pytest.fixture
@@ -107,19 +128,25 @@ def test_a_snapshot_is_nobodys_to_change(tmp_path: Path, stranger: socket.socket
             os.close(file)
 
 
-def test_a_refusal_controls_no_terminal(tmp_path: Path, stranger: socket.socket) -> None:
-    """An agent's words are shown without what would control the terminal."""
+REFUSAL = json.dumps({"version": 1, "ok": False, "error": HOSTILE * 3}).encode()
+
+
+@pytest.mark.parametrize(("answered", "said"), [(REFUSAL, "done"), (b"[" * 60000, "an invalid answer")])
+def test_an_answer_controls_no_terminal(
+    tmp_path: Path, stranger: socket.socket, answered: bytes, said: str
+) -> None:
+    """An agent's words are shown in one line, without what would control the terminal."""
 
     def answer() -> None:
         with stranger.accept()[0] as client, suppress(ConnectionError):
             receive(client)
-            client.send(json.dumps({"version": 1, "ok": False, "error": HOSTILE * 3}).encode())
+            client.send(answered)
 
     with ThreadPoolExecutor(1) as pool:
         pool.submit(answer)
         done = run("reclaim", "7", f"--agent.socket={tmp_path / 'agent.sock'}", driver={})
-    assert (done.returncode, controls(done.stderr)) == (1, [])
-    assert "done" in done.stderr
+    assert (done.returncode, controls(done.stderr), done.stderr.count("\n")) == (1, [], 1)
+    assert said in done.stderr
 
 
 def test_the_script_of_attach_stays_roots() -> None:
@@ -160,6 +187,22 @@ def test_a_recordings_texts_control_no_terminal(tmp_path: Path, line: dict[str, 
     path.write_text(f"{json.dumps(line) if line else HOSTILE}\n", encoding="utf-8")
     done = run("show", f"--source=replay:{path}", driver={})
     assert (done.returncode, controls(done.stdout + done.stderr)) == (1, [])
+
+
+def test_a_recording_stays_marked_as_one(tmp_path: Path) -> None:
+    """On a terminal, no name in a stranger's recording erases the line that says what is shown."""
+    device = DeviceReading(0, f"GPU\x1b[31m\n{CLEAR}GPU 1", name=f"{CLEAR}\x1b[0mH200")
+    path = tmp_path / "film.jsonl"
+    path.write_bytes(encode_header() + encode(Reading(1.0, 2.0, devices=(device,))))
+    ours, theirs = os.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as terminal, os.fdopen(theirs, "wb"):
+        words = [sys.executable, "-m", "vramledger", "show", f"--source=replay:{path}"]
+        subprocess.run(words, stdout=theirs, env=environment({}), timeout=60, check=True)
+        shown = terminal.read(4096).decode()
+
+    said = r"RECORDING \S+: this is not the data of this host\.\r\nGPU 0  .*H200  .*GPU 1\r\n"
+    assert re.match(said, shown)
+    assert "\x1b" not in shown
 
 
 ENDLESS = b"\x80\x04})" + b"2\x86" * 60 + b"Ns."

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from tests.support.sure import sure
 from tests.support.values import values_of
 from vramledger.errors import RecordingError
 from vramledger.model.reading import ParentFacts, Reading, Scheduler, decode, encode
@@ -69,6 +70,15 @@ def test_what_is_wrong_is_named(line: str, place: str) -> None:
     with pytest.raises(RecordingError) as caught:
         decode(line)
     assert place in str(caught.value)
+
+
+def test_a_recorded_framework_that_is_not_known_is_passed_over() -> None:
+    """A recording of another version, or a stranger's, names frameworks that we have no words for."""
+    frameworks = [{"framework": name, "devices": [{"ordinal": 0}]} for name in ("new", "torch", "new")]
+    told = {"sequence": 1, "interval": 1, "frameworks": frameworks}
+    line = {"time": 1, "monotonic": 2, "agents": [[7, 1, 0, None, "", told]]}
+    [agent] = decode(json.dumps(line)).agents or ()
+    assert [each.framework for each in sure(agent.report).frameworks] == ["torch"]
 
 
 def test_older_lines_are_read() -> None:

@@ -1,6 +1,11 @@
 """What people see: the table, the timeline, and what to do."""
 
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -21,7 +26,9 @@ from tests.support.builders import (
     snapshot,
 )
 from tests.support.sure import sure
-from vramledger.model.reading import HiddenHolder, Owner
+from vramledger.accounting.tracker import HoldingTracker
+from vramledger.errors import RecordingError
+from vramledger.model.reading import HiddenHolder, Owner, Reading, decode, encode
 from vramledger.model.snapshot import (
     Grade,
     LeftBytes,
@@ -31,9 +38,12 @@ from vramledger.model.snapshot import (
     UnchargedBytes,
     UndividedBytes,
 )
+from vramledger.sampling.replay import demo_recording, read_recording
 from vramledger.verdicts.remedies import about_hidden, about_unattributed, allocator_advice, remedy
-from vramledger.views.table import render_table
+from vramledger.views.evidence import evidence_lines
+from vramledger.views.table import render_table, table_parts
 from vramledger.views.timeline import SPAN, STEP, HoldingGrowth, Timeline
+from vramledger_agent.printable import Control
 
 
 @pytest.mark.parametrize("ghost", [True, False, None])
@@ -53,6 +63,44 @@ def test_uncharged_memory_is_shown_beside_what_nvml_charges() -> None:
     assert "0.50 GiB (up to 4.00 GiB more)" in table
     assert "undivided: 4.00 GiB that NVML charges to nobody are in one or several of pid 8, 9" in table
     assert "left behind: 4.00 GiB created by pid 694 of alice; held by one or several of pid 8, 9" in table
+
+
+FORGED = "\nGPU 9 \x1b[H\x1b[2J\x1b[0m"
+
+
+def leaves(value: Any, *place: Any) -> Iterator[tuple[Any, ...]]:  # noqa: ANN401 JSON
+    """Yield where in a value the texts are."""
+    if isinstance(value, str):
+        yield place
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in items:
+        yield from leaves(each, *place, key)
+
+
+@pytest.mark.parametrize(("moment", "least"), [(None, 20), (Reading(1.0, 2.0, failure=("lost", "gone")), 1)])
+def test_no_text_of_a_recording_begins_a_line_or_controls_a_terminal(
+    moment: Reading | None, least: int
+) -> None:
+    """Whichever text of a reading a stranger has written, lines and controls are ours alone."""
+    reading = json.loads(encode(moment or next(islice(read_recording(demo_recording()), 900, None))))
+    kinds = {tuple("" if isinstance(key, int) else key for key in place): place for place in leaves(reading)}
+    tried = 0
+    for place in kinds.values():
+        told = deepcopy(reading)
+        at = told
+        for key in place[:-1]:
+            at = at[key]
+        at[place[-1]] += FORGED
+        with suppress(RecordingError):  # what has only a few values is refused
+            tracker = HoldingTracker(idle_after=180.0, source="replay", recording=FORGED)
+            shot = tracker.update(decode(json.dumps(told)))
+            table = [*table_parts(shot, colour=True)]
+            ours = [part for part in table if isinstance(part, Control)]
+            assert all(part.isprintable() for part in table if part != "\n" and part not in ours)
+            assert bool(ours) == bool(shot.processes), "the states have colours"
+            assert all(line.isprintable() for pid in shot.processes for line in evidence_lines(shot, pid))
+            tried += 1
+    assert tried >= least
 
 
 BEGIN = 1_790_000_000.0

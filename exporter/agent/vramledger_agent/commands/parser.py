@@ -13,7 +13,7 @@ from vramledger_agent.protocol.messages import CONSENT_VARIABLE, CONSENTS, DEFAU
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # see above
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any, NoReturn, TypeAlias, TypeVar
 
     _T = TypeVar("_T")
@@ -133,10 +133,10 @@ def add_log(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--log.format", dest="log_format", choices=["logfmt", "json"], default="logfmt")
 
 
-def write_output(text: str, controls: Collection[str] = ()) -> None:
+def write_output(*parts: str) -> None:
     """Write to stdout now: a full disk shows here. Raises BrokenPipeError or StartupError if it fails."""
     try:
-        write_plain(text, controls=controls, flush=True)
+        write_plain(*parts, flush=True)
     except BrokenPipeError:
         raise
     except OSError as error:

@@ -3,8 +3,8 @@
 const SILENCE = 12000; // ms without an event: the exporter sends one every 5 s at least
 const PAUSES = [500, 1000, 2000, 5000]; // ms before the next try
 
-// Characters that are invisible but turn, join or hide the text beside them, our own text included.
-const TRICKS = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
+// Characters that are invisible, or turn, join, hide or cover the text beside them: those of vramledger_agent/printable.py.
+const TRICKS = /(?! )[\p{C}\p{Z}\p{DI}\u2800\u{16fe4}\u{1d159}]|(?<=[\p{Mn}\p{Me}]{2})[\p{Mn}\p{Me}]/gu;
 const harmless = (_, value) => (typeof value === "string" ? value.replace(TRICKS, "\ufffd") : value);
 
 /** Call `onEvent` with each event, `onLost(since)` when the connection is lost; Date.now() of the loss. */
