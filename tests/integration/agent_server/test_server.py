@@ -21,12 +21,13 @@ from tests.support.requirements import require_root
 from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from vramledger.agent_server import connection as agent_connection
-from vramledger.agent_server import server
+from vramledger.agent_server import requests, server
 from vramledger.agent_server.connection import SILENT_AFTER
 from vramledger.agent_server.discovery import NO_SOCKET, find_exporter, request_agents
 from vramledger.agent_server.unix_socket import SocketFile
 from vramledger.errors import StartupError
 from vramledger.model.agent_report import Agent, ReportedRank
+from vramledger.model.records import read_record
 from vramledger_agent import transport
 from vramledger_agent.protocol.messages import MAX_MESSAGE_BYTES
 
@@ -373,8 +374,12 @@ def test_many_holders_still_fit_a_message(running: Running, stack: ExitStack) ->
     assert answer["devices"][0]["holders"][0]["bytes"] == NO_PID + 1999
 
 
-def test_a_command_learns_what_agents_say(running: Running, stack: ExitStack, stage: Stage) -> None:
+@pytest.mark.parametrize("outside", [True, False])
+def test_a_command_learns_what_agents_say(
+    running: Running, stack: ExitStack, stage: Stage, monkeypatch: pytest.MonkeyPatch, outside: bool
+) -> None:
     """Commands get the agents that the exporter has: a user gets its own, root gets all."""
+    monkeypatch.setattr(requests, "is_outside_containers", lambda _: outside)
     send(connected(running, stack), report(5, frameworks=[torch(ooms=1)]))
     wait_until(lambda: running.agents, "the report")
     assert request_agents(running.path) == running.agents
@@ -382,6 +387,23 @@ def test_a_command_learns_what_agents_say(running: Running, stack: ExitStack, st
     if os.geteuid() == 0:
         answer = stage.start(user=NOBODY).order("ask", str(running.path), {"version": 1, "ask": "agents"})
         assert answer["agents"] == 0
+
+
+def test_a_strangers_answer_costs_no_memory_for_as_long_as_it_is_kept(
+    running: Running, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user gets no file, whose pages would be ours, but the own agents that fit a message, each whole."""
+    require_root()
+    monkeypatch.setattr(requests, "MAX_MESSAGE_BYTES", 500)
+    path = str(running.path)
+    for _ in range(3):
+        stage.start(("connect", path), ("say", report(python="x" * 100)), user=NOBODY)
+    wait_until(lambda: sum(each.report is not None for each in running.agents) == 3, "the reports")
+    answer = stage.start(user=NOBODY).order("ask_whole", path, {"version": 1, "ask": "agents"})
+    head, lines = answer["messages"]
+    assert (json.loads(head)["agents"], answer["passed"]) == (3, False)
+    assert len([read_record(line, Agent) for line in lines.encode().splitlines()]) == 2
+    assert len(lines) <= 500
 
 
 def test_doctor_sees_a_place_without_an_exporter(tmp_path: Path) -> None:
