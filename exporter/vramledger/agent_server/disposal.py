@@ -4,7 +4,8 @@ When the last descriptor of a socket is closed, the messages that wait in it are
 that their sender has put there. Dropping a TCP socket with SO_LINGER and unsent data takes as long as its
 owner likes, and a file of FUSE or NFS may hang for ever. So the exporter itself never receives or drops such
 a file. It passes a socket that may hold one to a process that only ends. The kernel does not linger at the
-end of a process; and if that process hangs for another reason, the exporter does not.
+end of a process; and if that process hangs for another reason, the exporter does not. Each user's sockets go
+to a process of their own: who makes one hang keeps only the own places taken.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import array
 import asyncio
 import os
 import socket
+import struct
 import sys
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
@@ -35,14 +38,25 @@ _DO_NOT_WAIT = int(socket.MSG_DONTWAIT)
 _TRUNCATED_CONTROL = int(socket.MSG_CTRUNC)
 """The standard library's flags, as plain numbers: to combine them took a third of the time of a message."""
 
-_MAX_PROCESSES = 4
-"""The maximum number of processes that may hang at the same time; until there are fewer, sockets wait."""
+_MAX_PROCESSES = 64
+_MAX_STARTS = 4
+"""The maximum numbers of processes that hang at the same time, one of a user, and that start in a sweep."""
 
 _MAX_DRAINED = 1024
 """The maximum number of messages read to find a socket empty; the kernel lets 10 wait by default."""
 
 _MAX_WAITING = 256
-"""The maximum number of sockets that may wait for a process before no new connection is accepted."""
+"""The maximum number of sockets that may wait for a process before no new connection is accepted; those of
+users who cannot connect any more do not count."""
+
+CREDENTIALS = struct.Struct("3i")
+
+
+def read_credentials(connection: socket.socket) -> tuple[int, int]:
+    """Return the pid and uid that the kernel recorded when the peer connected."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    pid, uid, _ = CREDENTIALS.unpack(data)
+    return pid, uid
 
 
 def holds_descriptors(connection: socket.socket) -> bool:
@@ -66,16 +80,20 @@ def receive_bytes(connection: socket.socket, size: int) -> bytes | None:
 
 
 class Disposal:
-    """Close sockets; used from the event loop only."""
+    """Close sockets; used from the event loop only. What is not closed yet counts for its user."""
 
-    def __init__(self) -> None:
-        self._waiting: list[socket.socket] = []
-        self._processes: list[int] = []
+    def __init__(self, most: int) -> None:
+        """Prepare; a user of whom more than ``most`` sockets are not closed should not connect."""
+        self._most = most
+        self._waiting: list[tuple[int, socket.socket]] = []
+        self._processes: dict[int, Counter[int]] = {}  # by pid: whose sockets, and how many
+        self.held: Counter[int] = Counter()  # how many connections of a user have ended and are not closed
+        self._barred: frozenset[int] = frozenset()
 
     @property
     def full(self) -> bool:
         """Whether so many sockets wait for a process that there should be no new ones."""
-        return len(self._waiting) >= _MAX_WAITING
+        return sum(uid not in self._barred for uid, _ in self._waiting) >= _MAX_WAITING
 
     def close(self, connection: socket.socket) -> None:
         """Close a connection at once if nothing in it can make that wait, otherwise leave it to a process."""
@@ -90,7 +108,9 @@ class Disposal:
 
     def close_passed_on(self, connection: socket.socket) -> None:
         """Close our descriptor of a connection that another process uses; it may be the last descriptor."""
-        self._waiting.append(connection)
+        uid = read_credentials(connection)[1]
+        self._waiting.append((uid, connection))
+        self.held[uid] += 1
 
     def close_listening(self, listening: socket.socket) -> None:
         """Close a listening socket and the connections that were not accepted."""
@@ -105,25 +125,41 @@ class Disposal:
             self.close(accepted)
         self.close_passed_on(listening)
 
-    def run(self) -> None:
-        """Give all waiting sockets to a process that ends; called from time to time."""
-        self._processes = [each for each in self._processes if os.waitpid(each, os.WNOHANG) == (0, 0)]
-        if not self._waiting or len(self._processes) >= _MAX_PROCESSES:
-            return
+    def run(self, bar: Callable[[frozenset[int]], frozenset[int]]) -> None:
+        """Give waiting sockets to processes that end; called from time to time.
+
+        ``bar`` lets these users not connect, and others again; it returns those who really cannot.
+        """
+        for pid in [each for each in self._processes if os.waitpid(each, os.WNOHANG) != (0, 0)]:
+            self.held -= self._processes.pop(pid)  # which drops what is 0
+        closing = {uid for each in self._processes.values() for uid in each}
+        ready = [uid for uid in dict.fromkeys(uid for uid, _ in self._waiting) if uid not in closing]
+        for uid in ready[: min(_MAX_STARTS, _MAX_PROCESSES - len(self._processes))]:
+            self._give_away(uid)
+        self._barred = bar(frozenset(uid for uid, _ in self._waiting if self.held[uid] >= self._most))
+
+    def end(self) -> None:
+        """Give all waiting sockets to processes, also of users of whom one hangs: our end must not."""
+        for uid in {uid for uid, _ in self._waiting}:
+            self._give_away(uid)
+
+    def _give_away(self, uid: int) -> None:
+        waiting = [each for owner, each in self._waiting if owner == uid]
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         here.setblocking(False)  # noqa: FBT003 the standard library's
         with ExitStack() as until_ours_are_closed:
             with here, there:
                 # They wait in the queue of ``there``, the process's standard input, which it never reads.
-                sent = [each for each in self._waiting if _send_off(here, each)]
+                sent = [each for each in waiting if _send_off(here, each)]
                 try:
-                    self._processes.append(_start_ending(there.fileno(), until_ours_are_closed))
+                    pid = _start_ending(there.fileno(), until_ours_are_closed)
                 except OSError:
                     # There is no process or memory left. We still have our descriptors, and try again.
                     return
+            self._processes[pid] = Counter({uid: len(sent)})
             for each in sent:
                 each.close()
-        self._waiting = [each for each in self._waiting if each.fileno() >= 0]
+        self._waiting = [each for each in self._waiting if each[1].fileno() >= 0]
 
 
 def _start_ending(held: int, block: ExitStack) -> int:

@@ -29,10 +29,9 @@ from vramledger.agent_server.connection import (
     Message,
     Peer,
     identify_peer,
-    read_credentials,
     require_pidfd,
 )
-from vramledger.agent_server.disposal import SWEEP_INTERVAL, Disposal, call_next_second
+from vramledger.agent_server.disposal import SWEEP_INTERVAL, Disposal, call_next_second, read_credentials
 from vramledger.agent_server.requests import answer_request
 from vramledger.agent_server.unix_socket import SocketFile, SocketSettings
 from vramledger.errors import StartupError
@@ -205,7 +204,7 @@ class AgentServer:
             time.monotonic(), _TIME_SHARE * _MILLISECONDS, _TIME_BURST * _MILLISECONDS
         )
         self._report_bytes: Counter[AgentConnection] = Counter()
-        self._disposal = Disposal()
+        self._disposal = Disposal(MAX_CONNECTIONS_PER_USER)
         self._rejected: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -272,7 +271,7 @@ class AgentServer:
             self._disposal.close_listening(self._socket_file.socket)
             self._socket_file.remove()
             self._socket_file = None
-        self._disposal.run()
+        self._disposal.end()
 
     def _sweep(self) -> None:
         now = self._clock()
@@ -286,7 +285,8 @@ class AgentServer:
         self._queue.forget_users(self._users)
         if time.monotonic() - self._rested_at > _REST_MOST:
             self._read_resting()
-        self._disposal.run()
+        assert self._socket_file is not None  # noqa: S101 we are called only while it listens
+        self._disposal.run(self._socket_file.bar)
         self._timer = call_next_second(self._sweep)
 
     def _accept(self) -> None:
@@ -341,7 +341,7 @@ class AgentServer:
         pid, uid = read_credentials(accepted)
         fresh = TokenBucket(now, _USER_ACCEPT_RATE, _USER_ACCEPT_BURST)
         allowed = self._user_accept_buckets.setdefault(uid, fresh).consume(now)
-        if not allowed or self._users[uid] >= MAX_CONNECTIONS_PER_USER:
+        if not allowed or self._users[uid] + self._disposal.held[uid] >= MAX_CONNECTIONS_PER_USER:
             self._close_bucket.consume(now)
             refuse("connections-of-user", f"more than {MAX_CONNECTIONS_PER_USER} of uid {uid}, or too fast")
         self._accept_bucket.consume(now)

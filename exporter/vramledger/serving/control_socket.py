@@ -32,8 +32,8 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from vramledger.agent_server.connection import Peer, has_ended, identify_peer, read_credentials
-from vramledger.agent_server.disposal import Disposal, call_next_second, receive_bytes
+from vramledger.agent_server.connection import Peer, has_ended, identify_peer
+from vramledger.agent_server.disposal import Disposal, call_next_second, read_credentials, receive_bytes
 from vramledger.agent_server.unix_socket import SocketFile, SocketSettings
 from vramledger.errors import StartupError, VramledgerError
 from vramledger.logs import fields, log
@@ -171,7 +171,7 @@ class _ControlServer:
         self._pairs: set[socket.socket] = set()
         self._accept_bucket = TokenBucket(time.monotonic(), _ACCEPT_RATE, _ACCEPT_BURST)
         self._user_buckets: dict[int, TokenBucket] = {}
-        self._disposal = Disposal()
+        self._disposal = Disposal(MAX_CONNECTIONS_PER_USER)
         self._logger = logging.getLogger(f"{log.name}.control")
         self._filter = RequestErrorFilter()
         self._refused, self._failed = LineLimit(), LineLimit()
@@ -193,14 +193,14 @@ class _ControlServer:
             await asyncio.wait(self._tasks, timeout=_END_SECONDS)
         self._disposal.close_listening(self._file.socket)
         self._file.remove()
-        self._disposal.run()
+        self._disposal.end()
         self._logger.removeFilter(self._filter)
 
     def _sweep(self) -> None:
         now = time.monotonic()
         for uid in [uid for uid, bucket in self._user_buckets.items() if bucket.is_full(now)]:
             del self._user_buckets[uid]
-        self._disposal.run()
+        self._disposal.run(self._file.bar)
         self._sweeping = call_next_second(self._sweep)
 
     def _accept(self) -> None:
@@ -249,7 +249,10 @@ class _ControlServer:
         """Take a place of a user who may not request everything. Raises ControlError if there is none."""
         now = time.monotonic()
         users = Counter(each.peer.uid for each in self._tasks.values() if not each.trusted)
-        if users[uid] >= MAX_CONNECTIONS_PER_USER or users.total() >= MAX_CONNECTIONS:
+        if (
+            users[uid] + self._disposal.held[uid] >= MAX_CONNECTIONS_PER_USER
+            or users.total() >= MAX_CONNECTIONS
+        ):
             raise messages.ControlError("too many commands ask at the same time; try again")
         bucket = self._user_buckets.setdefault(uid, TokenBucket(now, USER_RATE, USER_BURST))
         if not bucket.consume(now):
