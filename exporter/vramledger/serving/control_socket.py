@@ -112,6 +112,9 @@ _END_SECONDS = 0.1
 _PIECE_BYTES = 1 << 16
 """Bytes of an answer that are passed on at once."""
 
+_UNREAD_BYTES = 1 << 14
+"""Bytes of an answer that the kernel keeps, twice, until its client reads: as long as it likes, so little."""
+
 _SOCKET = SocketSettings(
     kind=socket.SOCK_STREAM,
     mode=0o666,
@@ -221,6 +224,7 @@ class _ControlServer:
         accepted.setblocking(False)  # noqa: FBT003 the standard library's
         # Out of line, an urgent byte is not seen by a look, and a read drops it with its descriptor.
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)
         caller: Caller | None = None
         try:
             uid = read_credentials(accepted)[1]
@@ -250,7 +254,7 @@ class _ControlServer:
         now = time.monotonic()
         users = Counter(each.peer.uid for each in self._tasks.values() if not each.trusted)
         if (
-            users[uid] + self._disposal.held[uid] >= MAX_CONNECTIONS_PER_USER
+            users[uid] + self._disposal.held(uid) >= MAX_CONNECTIONS_PER_USER
             or users.total() >= MAX_CONNECTIONS
         ):
             raise messages.ControlError("too many commands ask at the same time; try again")
@@ -260,7 +264,8 @@ class _ControlServer:
 
     def _dismiss(self, accepted: socket.socket, why: object) -> None:
         log.debug("Refused a command", extra=fields(err=str(why)))
-        _send_refusal(accepted, why)
+        if self._disposal.held(read_credentials(accepted)[1]) < MAX_CONNECTIONS_PER_USER:
+            _send_refusal(accepted, why)
         self._disposal.close(accepted)
 
     def _end(self, task: asyncio.Task[None]) -> None:

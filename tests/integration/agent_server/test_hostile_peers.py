@@ -204,14 +204,14 @@ def test_who_makes_a_process_hang_keeps_the_own_places_taken(
         return False
 
     wait_until(lambda: shut_out(60_000), "the user to be shut out")
-    wait_until(lambda: closing.held[60_000] >= 5, "the own places to stay taken")
+    wait_until(lambda: closing.held(60_000) >= 5, "the own places to stay taken")
     pass_one(60_001)
-    wait_until(lambda: len(hung) > 1 and not closing.held[60_001], "what another has sent to be closed")
+    wait_until(lambda: len(hung) > 1 and not closing.held(60_001), "what another has sent to be closed")
     with connect(running.path) as mine:
         send(mine, report(3))
         wait_until(lambda: any(each.report for each in running.agents), "a report")
     os.kill(hung[0], signal.SIGKILL)
-    wait_until(lambda: not closing.held, "all to be closed")
+    wait_until(lambda: not closing.held(60_000), "all to be closed")
     wait_until(lambda: not shut_out(60_000), "the user to be let in")
 
 

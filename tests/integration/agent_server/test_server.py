@@ -229,6 +229,28 @@ def test_a_user_who_only_connects_takes_no_others_turn(
     wait_until(lambda: [each for each in running.agents if each.pid == program.pid], "the other user")
 
 
+def test_what_is_dropped_of_refused_connections_takes_a_share_of_time(
+    running: Running, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who fills a connection that is refused makes the next ones wait for as long as that has cost."""
+    monkeypatch.setattr(server, "MAX_CONNECTIONS_PER_USER", 0)
+    monkeypatch.setattr(server, "_CLOSE_COST", 1e6)
+
+    def fill() -> None:
+        for _ in range(3):
+            connection = connected(running, stack)
+            for _ in range(5):
+                connection.send(b"x")
+
+    running.inside(fill)  # nobody is accepted meanwhile
+    for number in (1, 2, 3):
+        wait_until(lambda count=number: running.rejected("connections-of-user") == count, "one more")
+        assert running.health.listening  # a turn of the event loop, in which no other is accepted
+        assert running.rejected("connections-of-user") == number
+        running.clock.now += 3600
+        running.inside(running._listener._accept)  # noqa: SLF001 the timer's turn comes later
+
+
 def test_descriptors_are_not_kept(running: Running) -> None:
     """Descriptors that come with a report, or too many of them, are closed with the connection."""
     before = len(list(Path("/proc/self/fd").iterdir()))
