@@ -174,7 +174,7 @@ async def test_beyond_max_requests_is_503_at_once() -> None:
     async with served(Shown(crowd(1, 1)), replace(LOOPBACK, max_requests=1), slow) as client:
         running = asyncio.create_task(client.ask(STEADY))
         await gate.reached()
-        refused = await client.ask("/metrics")
+        refused = await client.ask(STEADY)
         alive = await client.ask("/-/healthy")
         gate.open.set()
         done = await running
@@ -183,6 +183,21 @@ async def test_beyond_max_requests_is_503_at_once() -> None:
     assert refused.status == 503
     assert refused.text == "--web.max-requests=1 is reached; try again later.\n"
     assert [answer.status for answer in (alive, done, after)] == [200] * 3
+
+
+async def test_new_filters_take_no_place_of_a_whole_scrape() -> None:
+    """Who always asks for other names keeps places of filtered scrapes only, and Prometheus is answered."""
+    gate = Gate()
+    slow = Exposition(0, lambda: None, collect={**collectors(0), "ledger": gate})
+    async with served(Shown(crowd(1, 1)), replace(LOOPBACK, max_requests=1), slow) as client:
+        running = asyncio.create_task(client.ask("/metrics?name[]=a1"))
+        await gate.reached()
+        refused = await client.ask("/metrics?name[]=a2")
+        whole = asyncio.create_task(client.ask("/metrics"))
+        gate.open.set()
+        answers = [await running, refused, await whole]
+
+    assert [each.status for each in answers] == [200, 503, 200]
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/api/v1/ledger"])
