@@ -24,6 +24,8 @@ from tests.support.control_client import read_answer, request_bytes
 from tests.support.lingering import Lingerer, lingering
 from tests.support.requirements import require_namespaces, require_root
 from tests.support.stranger import USER, as_user, listening_as, strange
+from tests.support.waiting import wait_until
+from vramledger.agent_server import disposal
 from vramledger.agent_server.unix_socket import _make_directory
 from vramledger.errors import StartupError
 from vramledger.serving import control_socket
@@ -304,6 +306,18 @@ async def test_who_does_not_read_holds_little_memory(tmp_path: Path) -> None:
             before = _resident()
             await asyncio.sleep(1.0)
             assert _resident() - before < 16 * 2**20
+
+
+async def test_a_request_comes_in_a_few_pieces(tmp_path: Path) -> None:
+    """Who sends a request byte by byte is soon refused, and does not wake the exporter for each one."""
+    async with serving(tmp_path / "control.sock") as path:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.connect(str(path))
+            for piece in (b"GET / HTTP/1.1\r\nX: ", *[b"x"] * (control_socket._MAX_PIECES - 1)):  # noqa: SLF001
+                client.send(piece)
+                await asyncio.to_thread(wait_until, lambda: disposal._is_read(client), "it")  # noqa: SLF001
+            answer = read_answer(await asyncio.to_thread(client.recv, 65536))
+    assert answer.error == "a request has at most 8192 bytes, in 32 pieces"
 
 
 async def test_who_leaves_answers_unread_has_no_place_for_more(
