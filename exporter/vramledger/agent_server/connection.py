@@ -118,6 +118,7 @@ class AgentConnection:
     received: float | None = None  # the time of the newest report in Unix time
     report: AgentReport | None = None  # the newest report
     overfull: bool = False  # whether more messages waited at the last reading than are read at once
+    ended: bool = False  # whether its process has
     passed_on: bool = False  # whether an agent has got this connection, to answer a request
     bucket: TokenBucket = field(init=False)
 

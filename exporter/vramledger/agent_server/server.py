@@ -363,11 +363,10 @@ class AgentServer:
         return identify_peer(accepted, self._procfs)
 
     def _end_connection(self, connection: AgentConnection) -> None:
-        """Close an ended process' connection after its last report, which a second look finds."""
-        for _ in range(2):
-            if connection in self._connections:
-                self._receive(connection)
-        self._close_connection(connection)
+        """Have an ended process' connection closed when its turn comes."""
+        self._loop.remove_reader(connection.peer.pidfd)
+        connection.ended = True
+        self._queue_connection(connection)
 
     def _close_connection(self, connection: AgentConnection) -> None:
         """Close a connection and forget it, and its report too, unless the process has a newer connection."""
@@ -414,8 +413,11 @@ class AgentServer:
         begin = last = time.thread_time()
         while self._queue and last - begin < _TURN and not self._time_bucket.is_empty(time.monotonic()):
             connection = self._queue.pop()
-            if connection in self._connections:
-                self._receive(connection)
+            for _ in range(1 + connection.ended):  # only a second look finds the last report
+                if connection in self._connections:
+                    self._receive(connection)
+            if connection.ended:
+                self._close_connection(connection)
             now = time.thread_time()
             self._queue.charge(connection.peer.uid, now - last)
             self._time_bucket.charge(time.monotonic(), (now - last) * _MILLISECONDS)

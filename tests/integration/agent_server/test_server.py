@@ -490,6 +490,21 @@ def test_the_last_report_of_a_program_that_ran_out_of_memory_is_read_once(
     assert running.reading().agents == ()
 
 
+def test_who_ends_waits_for_a_turn_too(
+    running: Running, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an ended program has sent is read in the time of agents' messages, and no sooner."""
+    program = stage.start(("connect", str(running.path)), ("say", report()))
+    wait_until(lambda: running.agents, "the report")
+    bucket = running._listener._time_bucket  # noqa: SLF001
+    with monkeypatch.context() as patch:
+        patch.setattr(bucket, "is_empty", lambda _: True)
+        program.end()
+        wait_until(lambda: running.inside(lambda: running._listener._queue), "its end")  # noqa: SLF001
+        assert running.health.connections == 1
+    wait_until(lambda: not running.health.connections, "its turn")
+
+
 def test_a_program_that_ends_as_it_should_leaves_no_report(running: Running, stage: Stage) -> None:
     """Without a failed allocation nothing is kept of a program that has ended."""
     program = stage.start(("connect", str(running.path)), ("say", report()))
