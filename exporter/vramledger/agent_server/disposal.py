@@ -118,13 +118,13 @@ class Disposal:
         elif _is_read(connection):
             connection.close()
         else:
-            self._unread[self._hold(connection)].append(connection)
+            self._unread[self._count_for_user(connection)].append(connection)
 
     def close_passed_on(self, connection: socket.socket) -> None:
         """Close our descriptor of a connection that another process uses; it may be the last descriptor."""
-        self._waiting.append((self._hold(connection), connection))
+        self._waiting.append((self._count_for_user(connection), connection))
 
-    def _hold(self, connection: socket.socket) -> int:
+    def _count_for_user(self, connection: socket.socket) -> int:
         uid = read_credentials(connection)[1]
         self._held[uid] += 1
         return uid

@@ -7,6 +7,7 @@ import os
 import socket
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tests.support.requirements import require_root
 from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from vramledger.agent_server import connection as agent_connection
-from vramledger.agent_server import requests, server
+from vramledger.agent_server import disposal, requests, server
 from vramledger.agent_server.connection import SILENT_AFTER
 from vramledger.agent_server.discovery import NO_SOCKET, find_exporter, request_agents
 from vramledger.agent_server.unix_socket import SocketFile
@@ -244,7 +245,7 @@ def test_what_is_dropped_of_refused_connections_takes_a_share_of_time(
 
     running.inside(fill)  # nobody is accepted meanwhile
     for number in (1, 2, 3):
-        wait_until(lambda count=number: running.rejected("connections-of-user") == count, "one more")
+        wait_until(partial(running.rejected, "connections-of-user"), "the first")
         assert running.health.listening  # a turn of the event loop, in which no other is accepted
         assert running.rejected("connections-of-user") == number
         running.clock.now += 3600
@@ -335,7 +336,7 @@ def test_a_question_goes_to_the_agent_with_its_asker(running: Running, stack: Ex
     data, passed = transport.receive(agent)
     assert json.loads(data) == {"version": 1, "ask": "snapshot", "seconds": 3, "file": True}
     with socket.socket(fileno=passed[0]) as direct, os.fdopen(transport.receive(direct)[1][0], "wb") as out:
-        assert agent_connection.read_credentials(direct)[0] == ME
+        assert disposal.read_credentials(direct)[0] == ME
         out.write(b"dump")
         direct.send(b'{"version":1,"ok":true}')
     assert json.loads(asker.recv(MAX_MESSAGE_BYTES)) == {"version": 1, "ok": True}

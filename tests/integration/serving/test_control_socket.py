@@ -28,7 +28,7 @@ from tests.support.waiting import wait_until
 from vramledger.agent_server import disposal
 from vramledger.agent_server.unix_socket import _make_directory
 from vramledger.errors import StartupError
-from vramledger.serving import control_socket
+from vramledger.serving import control_messages, control_socket
 from vramledger.serving.control_client import NoExporterError, request_past, request_release, request_snapshot
 from vramledger.serving.control_messages import (
     ControlError,
@@ -324,7 +324,7 @@ async def test_who_leaves_answers_unread_has_no_place_for_more(
     control: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is sent and not read stays our memory, so its place stays taken; whoever reads has it back."""
-    monkeypatch.setattr(control_socket.messages, "REQUEST_SECONDS", 0.1)
+    monkeypatch.setattr(control_messages, "REQUEST_SECONDS", 0.1)
 
     def ask() -> socket.socket:
         client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

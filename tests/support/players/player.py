@@ -258,7 +258,8 @@ def ask_whole(_: Stage, path: str, message: object) -> dict[str, object]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.connect(path)
         connection.send(json.dumps(message).encode())
-        messages, passed = [], False
+        messages: list[str] = []
+        passed = False
         while True:
             data, ancillary, _flags, _address = connection.recvmsg(LONGEST, socket.CMSG_SPACE(16))
             passed = passed or bool(ancillary)
