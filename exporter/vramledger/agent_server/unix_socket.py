@@ -110,8 +110,9 @@ def _listen(path: Path, settings: SocketSettings, owner: int | None) -> socket.s
             listening.bind(str(new))
         finally:
             os.umask(before)
-        if owner is not None:  # whom we become must still be able to bar users
-            os.chown(new, owner, -1, follow_symlinks=False)
+        if owner is not None:  # whom we become must still be able to bar users; a container may not let us
+            with suppress(OSError):
+                os.chown(new, owner, -1, follow_symlinks=False)
         listening.listen(settings.backlog)
         new.replace(path)
     except BaseException:
