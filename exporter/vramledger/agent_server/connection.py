@@ -10,12 +10,11 @@ from __future__ import annotations
 import os
 import select
 import socket
-import struct
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from vramledger.agent_server.disposal import holds_descriptors, receive_plain
+from vramledger.agent_server.disposal import CREDENTIALS, holds_descriptors, read_credentials, receive_plain
 from vramledger.errors import StartupError
 from vramledger.model.agent_report import Agent, AgentReport, refuse
 from vramledger.rate_limit import TokenBucket
@@ -23,7 +22,6 @@ from vramledger.readers.hosts.stat import read_row
 from vramledger_agent.protocol.messages import MAX_MESSAGE_BYTES
 
 _SO_PEERPIDFD = 77
-_CREDENTIALS = struct.Struct("3i")
 SCM_CREDENTIALS = 2
 
 
@@ -46,13 +44,6 @@ def require_pidfd() -> None:
             f"agents need pidfd_open, which Linux has from 5.3 on ({said}); use a newer kernel or container "
             "runtime, or give --no-collector.agent"
         ) from error
-
-
-def read_credentials(connection: socket.socket) -> tuple[int, int]:
-    """Return the pid and uid that the kernel recorded when the peer connected."""
-    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(data)
-    return pid, uid
 
 
 def identify_peer(connection: socket.socket, procfs: str) -> Peer:
@@ -90,7 +81,7 @@ def read_sender(ancillary: list[tuple[int, int, bytes]]) -> int | None:
     """Return the pid that sent a message (SCM_CREDENTIALS), which after a fork may be a child's."""
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == SCM_CREDENTIALS:
-            return int(_CREDENTIALS.unpack(data[: _CREDENTIALS.size])[0])
+            return int(CREDENTIALS.unpack(data[: CREDENTIALS.size])[0])
     return None
 
 
@@ -127,6 +118,7 @@ class AgentConnection:
     received: float | None = None  # the time of the newest report in Unix time
     report: AgentReport | None = None  # the newest report
     overfull: bool = False  # whether more messages waited at the last reading than are read at once
+    ended: bool = False  # whether its process has
     passed_on: bool = False  # whether an agent has got this connection, to answer a request
     bucket: TokenBucket = field(init=False)
 

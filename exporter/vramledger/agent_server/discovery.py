@@ -58,6 +58,7 @@ def request_agents(path: Path) -> tuple[Agent, ...]:
         data, ancillary, _, _ = connection.recvmsg(
             MAX_MESSAGE_BYTES + 1, socket.CMSG_SPACE(16), socket.MSG_CMSG_CLOEXEC
         )
+        lines = b"" if ancillary else connection.recv(MAX_MESSAGE_BYTES)
     descriptors = array.array("i")
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -67,9 +68,9 @@ def request_agents(path: Path) -> tuple[Agent, ...]:
         parse(data)
         # If another program listens there and sends a pipe instead of a file, reading the pipe could block us
         # for ever.
-        if not files or not stat.S_ISREG(os.fstat(files[0].fileno()).st_mode):
-            return ()
-        return tuple(read_record(line, Agent) for line in files[0].read(_MAX_BYTES).splitlines())
+        if files and stat.S_ISREG(os.fstat(files[0].fileno()).st_mode):
+            lines = files[0].read(_MAX_BYTES)
+        return tuple(read_record(line, Agent) for line in lines.splitlines())
     except RecordError as error:
         reason = "format"
         raise RefusedError(reason, str(error)) from error

@@ -4,16 +4,23 @@ When the last descriptor of a socket is closed, the messages that wait in it are
 that their sender has put there. Dropping a TCP socket with SO_LINGER and unsent data takes as long as its
 owner likes, and a file of FUSE or NFS may hang for ever. So the exporter itself never receives or drops such
 a file. It passes a socket that may hold one to a process that only ends. The kernel does not linger at the
-end of a process; and if that process hangs for another reason, the exporter does not.
+end of a process; and if that process hangs for another reason, the exporter does not. Each user's sockets go
+to a process of their own: who makes one hang keeps only the own places taken. So does who does not read what
+we have sent: the kernel keeps it until then, and counts it as our memory.
 """
 
 from __future__ import annotations
 
 import array
 import asyncio
+import fcntl
+import itertools
 import os
 import socket
+import struct
 import sys
+import termios
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
@@ -35,14 +42,26 @@ _DO_NOT_WAIT = int(socket.MSG_DONTWAIT)
 _TRUNCATED_CONTROL = int(socket.MSG_CTRUNC)
 """The standard library's flags, as plain numbers: to combine them took a third of the time of a message."""
 
-_MAX_PROCESSES = 4
-"""The maximum number of processes that may hang at the same time; until there are fewer, sockets wait."""
+_MAX_PROCESSES = 64
+_MAX_STARTS = 4
+"""The maximum numbers of processes that hang at the same time, one of a user, and that start in a sweep."""
 
 _MAX_DRAINED = 1024
-"""The maximum number of messages read to find a socket empty; the kernel lets 10 wait by default."""
+_PIECE = 1 << 16
+"""The maximum number of messages read to find a socket empty, and of bytes of a stream read at once."""
 
 _MAX_WAITING = 256
-"""The maximum number of sockets that may wait for a process before no new connection is accepted."""
+"""The maximum number of sockets that may wait for a process before no new connection is accepted; those of
+users who cannot connect any more do not count."""
+
+CREDENTIALS = struct.Struct("3i")
+
+
+def read_credentials(connection: socket.socket) -> tuple[int, int]:
+    """Return the pid and uid that the kernel recorded when the peer connected."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    pid, uid, _ = CREDENTIALS.unpack(data)
+    return pid, uid
 
 
 def holds_descriptors(connection: socket.socket) -> bool:
@@ -66,31 +85,58 @@ def receive_bytes(connection: socket.socket, size: int) -> bytes | None:
 
 
 class Disposal:
-    """Close sockets; used from the event loop only."""
+    """Close sockets; used from the event loop only. What is not closed yet counts for its user."""
 
-    def __init__(self) -> None:
-        self._waiting: list[socket.socket] = []
-        self._processes: list[int] = []
+    def __init__(self, most: int) -> None:
+        """Prepare; a user of whom more than ``most`` sockets are not closed should not connect."""
+        self._most = most
+        self._waiting: list[tuple[int, socket.socket]] = []
+        self._processes: dict[int, Counter[int]] = {}  # by pid: whose sockets, and how many
+        self._unread: defaultdict[int, list[socket.socket]] = defaultdict(list)  # by user: nothing is in them
+        self._held: Counter[int] = Counter()  # by user: how many connections have ended and are not closed
+        self._barred: frozenset[int] = frozenset()
 
     @property
     def full(self) -> bool:
         """Whether so many sockets wait for a process that there should be no new ones."""
-        return len(self._waiting) >= _MAX_WAITING
+        return sum(uid not in self._barred for uid, _ in self._waiting) >= _MAX_WAITING
+
+    def held(self, uid: int) -> int:
+        """Return how many connections of a user have ended and are not closed."""
+        self._close_read(uid)
+        return self._held[uid]
 
     def close(self, connection: socket.socket) -> None:
         """Close a connection at once if nothing in it can make that wait, otherwise leave it to a process."""
         with suppress(OSError):
             connection.shutdown(socket.SHUT_RD)  # from now on no process can put anything into it
-        if _drain(connection):
-            connection.close()
-            return
+        drained = _drain(connection)
         with suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
-        self.close_passed_on(connection)
+        if not drained:
+            self.close_passed_on(connection)
+        elif _is_read(connection):
+            connection.close()
+        else:
+            self._unread[self._count_for_user(connection)].append(connection)
 
     def close_passed_on(self, connection: socket.socket) -> None:
         """Close our descriptor of a connection that another process uses; it may be the last descriptor."""
-        self._waiting.append(connection)
+        self._waiting.append((self._count_for_user(connection), connection))
+
+    def _count_for_user(self, connection: socket.socket) -> int:
+        uid = read_credentials(connection)[1]
+        self._held[uid] += 1
+        return uid
+
+    def _close_read(self, uid: int) -> None:
+        unread = self._unread.pop(uid, [])
+        for each in unread:
+            if _is_read(each):
+                each.close()
+                self._held[uid] -= 1
+            else:
+                self._unread[uid].append(each)
 
     def close_listening(self, listening: socket.socket) -> None:
         """Close a listening socket and the connections that were not accepted."""
@@ -105,25 +151,50 @@ class Disposal:
             self.close(accepted)
         self.close_passed_on(listening)
 
-    def run(self) -> None:
-        """Give all waiting sockets to a process that ends; called from time to time."""
-        self._processes = [each for each in self._processes if os.waitpid(each, os.WNOHANG) == (0, 0)]
-        if not self._waiting or len(self._processes) >= _MAX_PROCESSES:
-            return
+    def run(self, bar: Callable[[frozenset[int]], frozenset[int]]) -> None:
+        """Give waiting sockets to processes that end; called from time to time.
+
+        ``bar`` lets these users not connect, and others again; it returns those who really cannot.
+        """
+        for pid in [each for each in self._processes if os.waitpid(each, os.WNOHANG) != (0, 0)]:
+            self._held -= self._processes.pop(pid)  # which drops what is 0
+        for uid in list(self._unread):
+            self._close_read(uid)
+        closing = {uid for each in self._processes.values() for uid in each}
+        ready = [uid for uid in dict.fromkeys(uid for uid, _ in self._waiting) if uid not in closing]
+        for uid in ready[: min(_MAX_STARTS, _MAX_PROCESSES - len(self._processes))]:
+            self._give_away(uid)
+        self._barred = bar(frozenset(uid for uid, _ in self._waiting if self._held[uid] >= self._most))
+
+    def end(self) -> None:
+        """Give all waiting sockets to processes, also of users of whom one hangs: our end must not."""
+        for uid in {uid for uid, _ in self._waiting}:
+            self._give_away(uid)
+        for each in itertools.chain(*self._unread.values()):
+            each.close()
+
+    def _give_away(self, uid: int) -> None:
+        waiting = [each for owner, each in self._waiting if owner == uid]
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         here.setblocking(False)  # noqa: FBT003 the standard library's
         with ExitStack() as until_ours_are_closed:
             with here, there:
                 # They wait in the queue of ``there``, the process's standard input, which it never reads.
-                sent = [each for each in self._waiting if _send_off(here, each)]
+                sent = [each for each in waiting if _send_off(here, each)]
                 try:
-                    self._processes.append(_start_ending(there.fileno(), until_ours_are_closed))
+                    pid = _start_ending(there.fileno(), until_ours_are_closed)
                 except OSError:
                     # There is no process or memory left. We still have our descriptors, and try again.
                     return
+            self._processes[pid] = Counter({uid: len(sent)})
             for each in sent:
                 each.close()
-        self._waiting = [each for each in self._waiting if each.fileno() >= 0]
+        self._waiting = [each for each in self._waiting if each[1].fileno() >= 0]
+
+
+def _is_read(connection: socket.socket) -> bool:
+    """Tell whether the peer has read all that was sent, or has closed (SIOCOUTQ)."""
+    return not int.from_bytes(fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
 def _start_ending(held: int, block: ExitStack) -> int:
@@ -146,6 +217,11 @@ def _drain(connection: socket.socket) -> bool:
     """Read and drop the messages before the first one with a descriptor; return whether there was none."""
     for _ in range(_MAX_DRAINED):
         try:
+            if connection.type is socket.SOCK_STREAM:
+                piece = receive_bytes(connection, _PIECE)
+                if not piece:
+                    return piece is not None
+                continue
             if holds_descriptors(connection):
                 return False
             data, ancillary, _ = receive_plain(connection, 1)
@@ -153,8 +229,7 @@ def _drain(connection: socket.socket) -> bool:
             continue
         except OSError:
             return False
-        # The end: no bytes in a stream, otherwise a message without bytes that nobody has sent.
-        if not data and (connection.type is socket.SOCK_STREAM or not ancillary):
+        if not data and not ancillary:  # the end, and no message without bytes, which somebody has sent
             return True
     return False
 

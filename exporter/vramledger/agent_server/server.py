@@ -29,10 +29,9 @@ from vramledger.agent_server.connection import (
     Message,
     Peer,
     identify_peer,
-    read_credentials,
     require_pidfd,
 )
-from vramledger.agent_server.disposal import SWEEP_INTERVAL, Disposal, call_next_second
+from vramledger.agent_server.disposal import SWEEP_INTERVAL, Disposal, call_next_second, read_credentials
 from vramledger.agent_server.requests import answer_request
 from vramledger.agent_server.unix_socket import SocketFile, SocketSettings
 from vramledger.errors import StartupError
@@ -141,7 +140,9 @@ _USER_ACCEPT_BURST = 64.0
 
 _CLOSE_RATE = 1000.0
 _CLOSE_BURST = 128.0
-"""Connections a second, and in one burst, that are accepted only to be closed."""
+_CLOSE_COST = 10.0
+"""Connections a second, and in one burst, that are accepted only to be closed. A millisecond in which what
+waits in one is dropped counts as so many: that takes at most a tenth of one core, too."""
 
 _NO_DESCRIPTORS_PAUSE = 1.0
 
@@ -205,7 +206,7 @@ class AgentServer:
             time.monotonic(), _TIME_SHARE * _MILLISECONDS, _TIME_BURST * _MILLISECONDS
         )
         self._report_bytes: Counter[AgentConnection] = Counter()
-        self._disposal = Disposal()
+        self._disposal = Disposal(MAX_CONNECTIONS_PER_USER)
         self._rejected: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -272,7 +273,7 @@ class AgentServer:
             self._disposal.close_listening(self._socket_file.socket)
             self._socket_file.remove()
             self._socket_file = None
-        self._disposal.run()
+        self._disposal.end()
 
     def _sweep(self) -> None:
         now = self._clock()
@@ -286,12 +287,16 @@ class AgentServer:
         self._queue.forget_users(self._users)
         if time.monotonic() - self._rested_at > _REST_MOST:
             self._read_resting()
-        self._disposal.run()
+        assert self._socket_file is not None  # noqa: S101 we are called only while it listens
+        self._disposal.run(self._socket_file.bar)
         self._timer = call_next_second(self._sweep)
 
     def _accept(self) -> None:
         assert self._socket_file is not None  # noqa: S101 its reader called us
+        begun = time.thread_time()
         for _ in range(_ACCEPTS_AT_ONCE):
+            if time.thread_time() - begun > _TURN:
+                return
             now = self._clock()
             for bucket in (self._accept_bucket, self._close_bucket):
                 if bucket.is_empty(now):
@@ -328,7 +333,9 @@ class AgentServer:
         except (RefusedError, OSError) as error:
             self._rejected[error.reason if isinstance(error, RefusedError) else "process"] += 1
             log.debug("Refused an agent", extra=fields(err=str(error)))
+            begun = time.thread_time()
             self._disposal.close(accepted)
+            self._close_bucket.charge(now, (time.thread_time() - begun) * _MILLISECONDS * _CLOSE_COST)
             return
         connection = AgentConnection(accepted, peer, now)
         self._connections.add(connection)
@@ -341,7 +348,7 @@ class AgentServer:
         pid, uid = read_credentials(accepted)
         fresh = TokenBucket(now, _USER_ACCEPT_RATE, _USER_ACCEPT_BURST)
         allowed = self._user_accept_buckets.setdefault(uid, fresh).consume(now)
-        if not allowed or self._users[uid] >= MAX_CONNECTIONS_PER_USER:
+        if not allowed or self._users[uid] + self._disposal.held(uid) >= MAX_CONNECTIONS_PER_USER:
             self._close_bucket.consume(now)
             refuse("connections-of-user", f"more than {MAX_CONNECTIONS_PER_USER} of uid {uid}, or too fast")
         self._accept_bucket.consume(now)
@@ -356,11 +363,10 @@ class AgentServer:
         return identify_peer(accepted, self._procfs)
 
     def _end_connection(self, connection: AgentConnection) -> None:
-        """Close an ended process' connection after its last report, which a second look finds."""
-        for _ in range(2):
-            if connection in self._connections:
-                self._receive(connection)
-        self._close_connection(connection)
+        """Have an ended process' connection closed when its turn comes."""
+        self._loop.remove_reader(connection.peer.pidfd)
+        connection.ended = True
+        self._queue_connection(connection)
 
     def _close_connection(self, connection: AgentConnection) -> None:
         """Close a connection and forget it, and its report too, unless the process has a newer connection."""
@@ -407,8 +413,11 @@ class AgentServer:
         begin = last = time.thread_time()
         while self._queue and last - begin < _TURN and not self._time_bucket.is_empty(time.monotonic()):
             connection = self._queue.pop()
-            if connection in self._connections:
-                self._receive(connection)
+            for _ in range(1 + connection.ended):  # only a second look finds the last report
+                if connection in self._connections:
+                    self._receive(connection)
+            if connection.ended:
+                self._close_connection(connection)
             now = time.thread_time()
             self._queue.charge(connection.peer.uid, now - last)
             self._time_bucket.charge(time.monotonic(), (now - last) * _MILLISECONDS)

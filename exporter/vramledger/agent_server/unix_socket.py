@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import struct
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -41,11 +42,23 @@ class SocketFile:
             _make_directory(path.parent, parents=settings.parents)
             _check_directory(path.parent, {_ROOT, os.geteuid(), owner})
             _check_free(path, settings)
-            self.socket = _listen(path, settings)
+            self.socket = _listen(path, settings, owner)
         except (OSError, ValueError) as error:
             reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
             raise StartupError(f"{settings.failure} {path}: {reason}{settings.remedy}") from error
         self._identity = _identity(path)
+        self._barred: frozenset[int] = frozenset()
+
+    def bar(self, users: frozenset[int]) -> frozenset[int]:
+        """Let the kernel refuse just these users when they connect; return whom it refuses from now on."""
+        users -= {_ROOT, os.geteuid()}
+        if users != self._barred:
+            try:
+                os.setxattr(self.path, "system.posix_acl_access", _access_list(users))
+            except OSError:  # a file system without access lists, or the file is gone
+                return frozenset()
+            self._barred = users
+        return users
 
     def close(self) -> None:
         self.socket.close()
@@ -58,6 +71,17 @@ class SocketFile:
                 self.path.unlink()
 
 
+_ENTRY = struct.Struct("<HHI")
+
+
+def _access_list(barred: Collection[int]) -> bytes:
+    """Return the access list of a socket that all but some users may connect to (posix_acl_xattr.h)."""
+    nobody, both = 2**32 - 1, 0o6
+    users = [(0x02, 0, uid) for uid in sorted(barred)]
+    entries = [(0x01, both, nobody), *users, *((tag, both, nobody) for tag in (0x04, 0x10, 0x20))]
+    return struct.pack("<I", 2) + b"".join(_ENTRY.pack(*each) for each in entries)
+
+
 def _identity(path: Path) -> tuple[int, int] | None:
     with suppress(OSError):
         found = path.lstat()
@@ -65,8 +89,8 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return None
 
 
-def _listen(path: Path, settings: SocketSettings) -> socket.socket:
-    """Listen under a temporary name, and rename the socket to its path.
+def _listen(path: Path, settings: SocketSettings, owner: int | None) -> socket.socket:
+    """Listen under a temporary name, and rename the socket to its path, as a file of ``owner``.
 
     So nobody ever finds a socket that is not ready or has wrong permissions, and a stale one is replaced in
     one step.
@@ -86,6 +110,9 @@ def _listen(path: Path, settings: SocketSettings) -> socket.socket:
             listening.bind(str(new))
         finally:
             os.umask(before)
+        if owner is not None:  # whom we become must still be able to bar users; a container may not let us
+            with suppress(OSError):
+                os.chown(new, owner, -1, follow_symlinks=False)
         listening.listen(settings.backlog)
         new.replace(path)
     except BaseException:

@@ -32,8 +32,8 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from vramledger.agent_server.connection import Peer, has_ended, identify_peer, read_credentials
-from vramledger.agent_server.disposal import Disposal, call_next_second, receive_bytes
+from vramledger.agent_server.connection import Peer, has_ended, identify_peer
+from vramledger.agent_server.disposal import Disposal, call_next_second, read_credentials, receive_bytes
 from vramledger.agent_server.unix_socket import SocketFile, SocketSettings
 from vramledger.errors import StartupError, VramledgerError
 from vramledger.logs import fields, log
@@ -109,8 +109,14 @@ _PAUSE = 1.0
 _END_SECONDS = 0.1
 """Seconds between two attempts to end all connections: one may just have begun."""
 
+_MAX_PIECES = 32
+"""Reads of one request: to be woken for each of its bytes would cost 0.1 ms each."""
+
 _PIECE_BYTES = 1 << 16
 """Bytes of an answer that are passed on at once."""
+
+_UNREAD_BYTES = 1 << 14
+"""Bytes of an answer that the kernel keeps, twice, until its client reads: as long as it likes, so little."""
 
 _SOCKET = SocketSettings(
     kind=socket.SOCK_STREAM,
@@ -171,7 +177,7 @@ class _ControlServer:
         self._pairs: set[socket.socket] = set()
         self._accept_bucket = TokenBucket(time.monotonic(), _ACCEPT_RATE, _ACCEPT_BURST)
         self._user_buckets: dict[int, TokenBucket] = {}
-        self._disposal = Disposal()
+        self._disposal = Disposal(MAX_CONNECTIONS_PER_USER)
         self._logger = logging.getLogger(f"{log.name}.control")
         self._filter = RequestErrorFilter()
         self._refused, self._failed = LineLimit(), LineLimit()
@@ -193,14 +199,14 @@ class _ControlServer:
             await asyncio.wait(self._tasks, timeout=_END_SECONDS)
         self._disposal.close_listening(self._file.socket)
         self._file.remove()
-        self._disposal.run()
+        self._disposal.end()
         self._logger.removeFilter(self._filter)
 
     def _sweep(self) -> None:
         now = time.monotonic()
         for uid in [uid for uid, bucket in self._user_buckets.items() if bucket.is_full(now)]:
             del self._user_buckets[uid]
-        self._disposal.run()
+        self._disposal.run(self._file.bar)
         self._sweeping = call_next_second(self._sweep)
 
     def _accept(self) -> None:
@@ -221,6 +227,7 @@ class _ControlServer:
         accepted.setblocking(False)  # noqa: FBT003 the standard library's
         # Out of line, an urgent byte is not seen by a look, and a read drops it with its descriptor.
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)
         caller: Caller | None = None
         try:
             uid = read_credentials(accepted)[1]
@@ -249,7 +256,10 @@ class _ControlServer:
         """Take a place of a user who may not request everything. Raises ControlError if there is none."""
         now = time.monotonic()
         users = Counter(each.peer.uid for each in self._tasks.values() if not each.trusted)
-        if users[uid] >= MAX_CONNECTIONS_PER_USER or users.total() >= MAX_CONNECTIONS:
+        if (
+            users[uid] + self._disposal.held(uid) >= MAX_CONNECTIONS_PER_USER
+            or users.total() >= MAX_CONNECTIONS
+        ):
             raise messages.ControlError("too many commands ask at the same time; try again")
         bucket = self._user_buckets.setdefault(uid, TokenBucket(now, USER_RATE, USER_BURST))
         if not bucket.consume(now):
@@ -257,7 +267,8 @@ class _ControlServer:
 
     def _dismiss(self, accepted: socket.socket, why: object) -> None:
         log.debug("Refused a command", extra=fields(err=str(why)))
-        _send_refusal(accepted, why)
+        if self._disposal.held(read_credentials(accepted)[1]) < MAX_CONNECTIONS_PER_USER:
+            _send_refusal(accepted, why)
         self._disposal.close(accepted)
 
     def _end(self, task: asyncio.Task[None]) -> None:
@@ -386,7 +397,7 @@ async def _pass_request(loop: asyncio.AbstractEventLoop, client: socket.socket, 
     """Pass a request on; return when the client has gone, or has sent too much or a descriptor."""
     left = messages.MAX_REQUEST_BYTES
     with suppress(OSError):
-        while left > 0:
+        for _ in range(_MAX_PIECES):
             await _wait_until_readable(loop, client)
             with suppress(BlockingIOError):
                 data = receive_bytes(client, left)
@@ -396,7 +407,10 @@ async def _pass_request(loop: asyncio.AbstractEventLoop, client: socket.socket, 
                     return
                 left -= len(data)
                 await loop.sock_sendall(to, data)
-        _send_refusal(client, f"a request has at most {messages.MAX_REQUEST_BYTES} bytes")
+                if not left:
+                    break
+        most = f"{messages.MAX_REQUEST_BYTES} bytes, in {_MAX_PIECES} pieces"
+        _send_refusal(client, f"a request has at most {most}")
 
 
 async def _pass_answer(loop: asyncio.AbstractEventLoop, answer: socket.socket, client: socket.socket) -> None:

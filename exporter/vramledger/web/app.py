@@ -361,6 +361,8 @@ async def _guarded(
 ) -> web.StreamResponse:
     """Let only allowed requests through; middlewares would run after the path is resolved."""
     connections.request_begins(request)
+    # From Python 3.12 on aiohttp's task begins at once: a burst of requests would be one turn of the loop.
+    await asyncio.sleep(0)
     refusal = await access.refusal(request)
     if refusal is not None:
         return refusal

@@ -151,11 +151,13 @@ class Scrape:
         self._services = services
         self._exposition = exposition
         self._render_cache = render_cache
-        self._limiter = RequestLimiter(config.max_requests)
+        # Who always asks for something new has each page rendered, and takes no place of a whole scrape.
+        self._whole, self._filtered = RequestLimiter(config.max_requests), RequestLimiter(config.max_requests)
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """Serve one scrape; 503 above ``--web.max-requests`` at the same time, 400 for wrong filters."""
-        return await self._limiter.serve(request, self._respond)
+        limiter = self._filtered if request.query_string else self._whole
+        return await limiter.serve(request, self._respond)
 
     async def _respond(self, request: web.Request) -> web.Response:
         query = request.query

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -20,9 +21,9 @@ from tests.support.builders import device, holding, process, snapshot
 from tests.support.lingering import Lingerer, lingering
 from tests.support.players.stage import Stage
 from tests.support.requirements import do_without, require_root
-from tests.support.stranger import listening_as
+from tests.support.stranger import as_user, listening_as
 from tests.support.waiting import wait_until
-from vramledger.agent_server import server
+from vramledger.agent_server import disposal, server
 from vramledger.agent_server.discovery import request_agents
 from vramledger.errors import AgentError
 from vramledger_agent import transport
@@ -162,6 +163,52 @@ def test_no_process_to_close_with_is_no_end(
         patch.setattr(sys, "executable", "/nowhere")
         refuse_three_and_hear_another(running, lingerer)
     wait_until(lambda: not running._listener._disposal._waiting, "a process to take them")  # noqa: SLF001
+
+
+def test_who_makes_a_process_hang_keeps_the_own_places_taken(
+    running: Running, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A descriptor that never closes shuts out the one who sent it, and nobody else; its end lets them in."""
+    require_root()
+    blocking = stack.enter_context(lingering(LONG))
+    monkeypatch.setattr(disposal, "_MAX_WAITING", 4)
+    closing = running._listener._disposal  # noqa: SLF001
+    monkeypatch.setattr(closing, "_most", 5)
+    spawn, hung = os.posix_spawn, list[int]()
+
+    def hang_first(path: str, program: list[str], *more: Any, **options: Any) -> int:  # noqa: ANN401
+        waits = program if hung else ["sleep", str(LONG)]
+        hung.append(spawn(path if hung else "/bin/sleep", waits, *more, **options))
+        return hung[-1]
+
+    monkeypatch.setattr(os, "posix_spawn", hang_first)
+
+    def connect_as(user: int) -> socket.socket:
+        with as_user(user):
+            return connect(running.path)
+
+    def pass_one(user: int) -> None:
+        with running.inside(lambda: connect_as(user)) as connection, suppress(BrokenPipeError):
+            blocking.send(connection, REPORT)
+        running.inside(running._listener._sweep)  # noqa: SLF001 the timer's turn comes later
+
+    def shut_out(user: int) -> bool:
+        try:
+            pass_one(user)
+        except PermissionError:
+            return True
+        return False
+
+    wait_until(lambda: shut_out(60_000), "the user to be shut out")
+    wait_until(lambda: closing.held(60_000) >= 5, "the own places to stay taken")
+    pass_one(60_001)
+    wait_until(lambda: len(hung) > 1 and not closing.held(60_001), "what another has sent to be closed")
+    with connect(running.path) as mine:
+        send(mine, report(3))
+        wait_until(lambda: any(each.report for each in running.agents), "a report")
+    os.kill(hung[0], signal.SIGKILL)
+    wait_until(lambda: not closing.held(60_000), "all to be closed")
+    wait_until(lambda: not shut_out(60_000), "the user to be let in")
 
 
 def test_a_user_finds_a_place_though_others_have_taken_all(

@@ -7,6 +7,7 @@ import os
 import socket
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from tests.support.requirements import require_root
 from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from vramledger.agent_server import connection as agent_connection
-from vramledger.agent_server import server
+from vramledger.agent_server import disposal, requests, server
 from vramledger.agent_server.connection import SILENT_AFTER
 from vramledger.agent_server.discovery import NO_SOCKET, find_exporter, request_agents
 from vramledger.agent_server.unix_socket import SocketFile
 from vramledger.errors import StartupError
-from vramledger.model.agent_report import ReportedRank
+from vramledger.model.agent_report import Agent, ReportedRank
+from vramledger.model.records import read_record
 from vramledger_agent import transport
 from vramledger_agent.protocol.messages import MAX_MESSAGE_BYTES
 
@@ -197,6 +199,28 @@ def test_a_user_who_only_connects_takes_no_others_turn(running: Running, stage: 
     wait_until(lambda: running.sequence(program.pid), "the other user")
 
 
+def test_what_is_dropped_of_refused_connections_takes_a_share_of_time(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who fills a connection that is refused makes the next ones wait for as long as that has cost."""
+    monkeypatch.setattr(server, "MAX_CONNECTIONS_PER_USER", 0)
+    monkeypatch.setattr(server, "_CLOSE_COST", 1e6)
+
+    def fill() -> None:
+        for _ in range(3):
+            connection = running.connect()
+            for _ in range(5):
+                connection.send(b"x")
+
+    running.inside(fill)  # nobody is accepted meanwhile
+    for number in (1, 2, 3):
+        wait_until(partial(running.rejected, "connections-of-user"), "the first")
+        assert running.health.listening  # a turn of the event loop, in which no other is accepted
+        assert running.rejected("connections-of-user") == number
+        running.clock.now += 3600
+        running.inside(running._listener._accept)  # noqa: SLF001 the timer's turn comes later
+
+
 def test_descriptors_are_not_kept(running: Running) -> None:
     """Descriptors that come with a report, or too many of them, are closed with the connection."""
     before = len(list(Path("/proc/self/fd").iterdir()))
@@ -262,7 +286,7 @@ def test_a_question_goes_to_the_agent_with_its_asker(running: Running, stack: Ex
     data, passed = transport.receive(agent)
     assert json.loads(data) == {"version": 1, "ask": "snapshot", "seconds": 3, "file": True}
     with socket.socket(fileno=passed[0]) as direct, os.fdopen(transport.receive(direct)[1][0], "wb") as out:
-        assert agent_connection.read_credentials(direct)[0] == ME
+        assert disposal.read_credentials(direct)[0] == ME
         out.write(b"dump")
         direct.send(b'{"version":1,"ok":true}')
     assert json.loads(asker.recv(MAX_MESSAGE_BYTES)) == {"version": 1, "ok": True}
@@ -321,14 +345,35 @@ def test_many_holders_still_fit_a_message(running: Running) -> None:
     assert answer["devices"][0]["holders"][0]["bytes"] == NO_PID + 1999
 
 
-def test_a_command_learns_what_agents_say(running: Running, stage: Stage) -> None:
+@pytest.mark.parametrize("outside", [True, False])
+def test_a_command_learns_what_agents_say(
+    running: Running, stage: Stage, monkeypatch: pytest.MonkeyPatch, outside: bool
+) -> None:
     """Commands get the agents that the exporter has: a user gets its own, root gets all."""
+    monkeypatch.setattr(requests, "is_outside_containers", lambda _: outside)
     running.hear(report(5, frameworks=[torch(ooms=1)]))
     assert request_agents(running.path) == running.agents
     assert find_exporter(running.path)[1:3] == (None, 1)
     if os.geteuid() == 0:
         answer = stage.start(user=NOBODY).order("ask", str(running.path), {"version": 1, "ask": "agents"})
         assert answer["agents"] == 0
+
+
+def test_a_strangers_answer_costs_no_memory_for_as_long_as_it_is_kept(
+    running: Running, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user gets no file, whose pages would be ours, but the own agents that fit a message, each whole."""
+    require_root()
+    monkeypatch.setattr(requests, "MAX_MESSAGE_BYTES", 500)
+    path = str(running.path)
+    for _ in range(3):
+        stage.start(("connect", path), ("say", report(python="x" * 100)), user=NOBODY)
+    wait_until(lambda: sum(each.report is not None for each in running.agents) == 3, "the reports")
+    answer = stage.start(user=NOBODY).order("ask_whole", path, {"version": 1, "ask": "agents"})
+    head, lines = answer["messages"]
+    assert (json.loads(head)["agents"], answer["passed"]) == (3, False)
+    assert len([read_record(line, Agent) for line in lines.encode().splitlines()]) == 2
+    assert len(lines) <= 500
 
 
 def test_doctor_sees_a_place_without_an_exporter(tmp_path: Path) -> None:
@@ -387,6 +432,21 @@ def test_the_last_report_of_a_failed_program_is_read_once(running: Running, stag
     assert (agent.pid, sure(agent.report).sequence) == (program.pid, 2)
     assert sure(agent.report).last_oom is not None
     assert running.reading().agents == ()
+
+
+def test_who_ends_waits_for_a_turn_too(
+    running: Running, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an ended program has sent is read in the time of agents' messages, and no sooner."""
+    program = stage.start(("connect", str(running.path)), ("say", report()))
+    wait_until(lambda: running.agents, "the report")
+    bucket = running._listener._time_bucket  # noqa: SLF001
+    with monkeypatch.context() as patch:
+        patch.setattr(bucket, "is_empty", lambda _: True)
+        program.end()
+        wait_until(lambda: running.inside(lambda: running._listener._queue), "its end")  # noqa: SLF001
+        assert running.health.connections == 1
+    wait_until(lambda: not running.health.connections, "its turn")
 
 
 @pytest.mark.parametrize("kernel", ["new", "old"])

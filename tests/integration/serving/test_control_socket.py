@@ -4,13 +4,14 @@ import array
 import asyncio
 import json
 import os
+import select
 import socket
 import stat
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
@@ -22,9 +23,12 @@ from tests.support.blocking_files import BlockingFiles, blocking_files
 from tests.support.control_client import read_answer, request_bytes
 from tests.support.lingering import Lingerer, lingering
 from tests.support.requirements import require_namespaces, require_root
-from tests.support.stranger import listening_as, strange
+from tests.support.stranger import USER, as_user, listening_as, strange
+from tests.support.waiting import wait_until
+from vramledger.agent_server import disposal
 from vramledger.agent_server.unix_socket import _make_directory
 from vramledger.errors import StartupError
+from vramledger.serving import control_messages, control_socket
 from vramledger.serving.control_client import NoExporterError, request_past, request_release, request_snapshot
 from vramledger.serving.control_messages import (
     ControlError,
@@ -50,6 +54,7 @@ LONG = 20
 
 SOON = 5.0
 SPAN = {"from": 1.5, "to": 2.5}
+POLLRDHUP = 0x2000
 LARGE = bytes(range(256)) * 4096
 
 
@@ -316,6 +321,48 @@ async def test_who_does_not_read_holds_little_memory(tmp_path: Path) -> None:
             before = _resident()
             await asyncio.sleep(1.0)
             assert _resident() - before < 16 * 2**20
+
+
+async def test_a_request_comes_in_a_few_pieces(tmp_path: Path) -> None:
+    """Who sends a request byte by byte is soon refused, and does not wake the exporter for each one."""
+    async with serving(tmp_path / "control.sock") as path:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.connect(str(path))
+            for piece in (b"GET / HTTP/1.1\r\nX: ", *[b"x"] * (control_socket._MAX_PIECES - 1)):  # noqa: SLF001
+                client.send(piece)
+                await asyncio.to_thread(wait_until, lambda: disposal._is_read(client), "it")  # noqa: SLF001
+            answer = read_answer(await asyncio.to_thread(client.recv, 65536))
+    assert answer.error == "a request has at most 8192 bytes, in 32 pieces"
+
+
+async def test_who_leaves_answers_unread_has_no_place_for_more(
+    control: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is sent and not read stays our memory, so its place stays taken; whoever reads has it back."""
+    monkeypatch.setattr(control_messages, "REQUEST_SECONDS", 0.1)
+
+    def ask() -> socket.socket:
+        client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with as_user(USER):
+            client.connect(str(control))
+        client.send(request_bytes("GET", "/snapshot"))
+        return client
+
+    async def ended(client: socket.socket) -> None:
+        poll = select.poll()
+        poll.register(client, POLLRDHUP)
+        assert await asyncio.to_thread(poll.poll, SOON * 1000)
+
+    with ExitStack() as opened:
+        async with serving(control):
+            kept = [opened.enter_context(ask()) for _ in range(control_socket.MAX_CONNECTIONS_PER_USER)]
+            for each in kept:
+                await ended(each)
+            await ended(refused := opened.enter_context(ask()))
+            assert refused.recv(65536) == b"", "not even a word"
+            kept[0].close()
+            await ended(answered := opened.enter_context(ask()))
+            assert answered.recv(15) == b"HTTP/1.1 200 OK"
 
 
 def _resident() -> int:

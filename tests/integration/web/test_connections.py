@@ -10,10 +10,14 @@ import zlib
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import http_parser
+from aiohttp.test_utils import make_mocked_request
+from aiohttp.web import BaseRequest, StreamResponse
 
 from tests.support.builders import Shown
 from tests.support.certificates import Authority
@@ -23,9 +27,9 @@ from tests.support.serving import HEALTH, LOOPBACK, Stream, client, connected
 from tests.support.sure import sure
 from tests.support.waiting import PATIENCE
 from vramledger.config import ListenAddress
-from vramledger.web import connections
+from vramledger.web import app, connections
 from vramledger.web.access import passwords
-from vramledger.web.access.access_control import is_name_of_this_host, names_of_loopback
+from vramledger.web.access.access_control import AccessControl, is_name_of_this_host, names_of_loopback
 from vramledger.web.app import serve
 from vramledger.web.cancellation import background_task
 
@@ -345,3 +349,18 @@ async def test_who_reads_nothing_leaves_little_in_the_kernel() -> None:
                 while data := reader.recv(1 << 16):
                     waiting += len(data)
     assert 0 < waiting < 1 << 18
+
+
+async def test_a_burst_of_requests_is_no_single_turn() -> None:
+    """Anything else has its turn before each request, also where its task begins at once (Python 3.12)."""
+    turns: list[str] = []
+
+    async def answer(_: BaseRequest) -> StreamResponse:
+        turns.append("request")
+        return StreamResponse()
+
+    unlimited: Any = SimpleNamespace(request_begins=lambda _: None, allowed=contextlib.nullcontext)
+    for _ in range(2):
+        asyncio.get_running_loop().call_soon(turns.append, "other")
+        await app._guarded(answer, AccessControl(None), unlimited, make_mocked_request("GET", "/"))  # noqa: SLF001
+    assert turns == ["other", "request"] * 2

@@ -13,7 +13,7 @@ from tests.support.builders import Shown, crowd, failed
 from tests.support.serving import HEALTH, LOOPBACK, Client, connected, served, until, until_answered
 from vramledger.metrics import devices
 from vramledger.metrics.contract import collectors
-from vramledger.metrics.exposition import Exposition
+from vramledger.metrics.exposition import Exposition, ScrapeRequest
 from vramledger.metrics.families import Collected
 from vramledger.model.snapshot import Snapshot
 from vramledger.web.app import serve
@@ -171,7 +171,7 @@ async def test_beyond_max_requests_is_503_at_once() -> None:
     async with gate.served() as client:
         running = asyncio.create_task(client.ask(STEADY))
         await gate.reached()
-        refused = await client.ask("/metrics")
+        refused = await client.ask(STEADY)
         alive = await client.ask("/-/healthy")
         gate.open.set()
         done = await running
@@ -179,6 +179,31 @@ async def test_beyond_max_requests_is_503_at_once() -> None:
 
     assert (refused.status, refused.text) == (503, "--web.max-requests=1 is reached; try again later.\n")
     assert [answer.status for answer in (alive, done, after)] == [200] * 3
+
+
+async def test_new_filters_take_no_place_of_a_whole_scrape() -> None:
+    """Who always asks for other names keeps places of filtered scrapes only, and Prometheus is answered."""
+    gate, rendered = Gate(), list[ScrapeRequest]()
+
+    class Noted(Exposition):
+        def render(self, snapshot: Snapshot, request: ScrapeRequest) -> bytes:
+            rendered.append(request)
+            return super().render(snapshot, request)
+
+    async def both_have_begun() -> bool:
+        return len(rendered) == 2
+
+    slow = Noted(0, lambda: None, collect={**collectors(0), "ledger": gate})
+    async with served(Shown(crowd(1, 1)), replace(LOOPBACK, max_requests=1), slow) as client:
+        running = asyncio.create_task(client.ask("/metrics?name[]=a1"))
+        await gate.reached()
+        refused = await client.ask("/metrics?name[]=a2")
+        whole = asyncio.create_task(client.ask("/metrics"))
+        await until(both_have_begun)
+        gate.open.set()
+        answers = [await running, refused, await whole]
+
+    assert [each.status for each in answers] == [200, 503, 200]
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/api/v1/ledger"])

@@ -250,6 +250,21 @@ def ask(_: Stage, path: str, message: object) -> object:
         return json.loads(connection.recv(LONGEST))
 
 
+def ask_whole(_: Stage, path: str, message: object) -> dict[str, object]:
+    """Ask an exporter; return all messages of the answer, and whether a descriptor came with them."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.connect(path)
+        connection.send(json.dumps(message).encode())
+        messages: list[str] = []
+        passed = False
+        while True:
+            data, ancillary, _flags, _address = connection.recvmsg(LONGEST, socket.CMSG_SPACE(16))
+            passed = passed or bool(ancillary)
+            if not data:
+                return {"messages": messages, "passed": passed}
+            messages.append(data.decode())
+
+
 def serve(_: Stage, host: str = "127.0.0.1") -> int:
     """Accept connections by TCP, as the store of a launcher does; return the port."""
     import _thread  # noqa: PLC0415 built in: another user may not read the library
@@ -348,7 +363,7 @@ VERBS: dict[str, Callable[..., Any]] = {
         *(lead_session, lead_group, join_group, be_user, ignore, has_terminal, adopt, reap),
         *(start, start_with_pipe, fork, fork_workers, fork_sleepers, serve, call, listen, send),
         *(listen_for_datagrams, call_by_datagrams, half_close, make_socket),
-        *(open_file, map_file, connect, say, crowd, flood, ask),
+        *(open_file, map_file, connect, say, crowd, flood, ask, ask_whole),
         end_main_thread,
     )
 }
