@@ -1,11 +1,8 @@
 """Write the recording that comes with the package: ``python -m tests.lab.demo [FILE]``.
 
-It is simulated, and says so in its header: 48 minutes of a node with four GPUs on which nearly everything
-goes wrong that vramledger is for. The same seed writes the same readings each time. What happens, by minute:
+It is simulated, and says so in its header; the same seed writes the same readings. What happens, by minute:
 
-    0 the node is available again, and its users' jobs start
-    1  a notebook on an A100 has finished its work: 38 GiB in torch's pool, 6 GiB of it in use; it is idle
-       from then on, beside a training, and its threads alone can tell
+    1  a notebook on an A100 has finished its work; it is idle from then on, beside a training
     1  TensorFlow takes all that is left of GPU 1
     3  a training begins to leak 2 GiB a minute on GPU 0
     5  the launcher of a rank on GPU 3 is killed; the rank stays, an orphan

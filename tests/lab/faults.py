@@ -1,7 +1,6 @@
 """Detect the faults and print the scores: ``python -m tests.lab.faults``, or ``make faults``.
 
-The table of the alerts goes into ``exporter/docs/measurements/alerts.md``, unless only some scenarios were
-run. With ``--draws`` it runs the drawn scenarios instead, from a seed on.
+The table goes into ``exporter/docs/measurements/alerts.md``, unless only some scenarios were run.
 """
 
 import argparse

@@ -1,8 +1,7 @@
 """The cost of a fleet for one Prometheus: ``make fleet`` measures the table of deploy/fleet/README.md.
 
-Each size is really scraped, at the interval of the worked configurations, by a real Prometheus with all the
-rules. A size that no machine of ours holds is extrapolated by a straight line through the measured ones,
-and the largest difference between the line and these is printed with it.
+Each size is really scraped, with all the rules. A larger one is extrapolated by a straight line, and the
+largest difference between the line and what was measured is printed with it.
 """
 
 import argparse

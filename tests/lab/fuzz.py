@@ -1,8 +1,7 @@
 """``python -m tests.lab.fuzz [TARGET] [SECONDS]``: inputs for the parsers, guided by code coverage.
 
-Needs atheris, which only ``make fuzz`` installs: libFuzzer keeps the inputs that reach something new and
-changes them further. Each target runs in a process of its own, from examples that are right; what makes one
-raise anything but its own error is left in a file, to become a test. Status 1 when there was such an input.
+Needs atheris, which only ``make fuzz`` installs. What makes a parser raise anything but its own error is left
+in a file, to become a test; the status is then 1.
 """
 
 import importlib.util

@@ -1,8 +1,4 @@
-"""Write what the demo's Prometheus gets as its past: ``python -m tests.lab.past``.
-
-It is the demo's recording as Prometheus would have scraped it, and what the shipped rules record of it, as
-far as *Changed* needs it: what each owner held, and whether the GPUs were watched. ``past.sh`` repeats it.
-"""
+"""Write what the demo's Prometheus gets as its past, for *Changed*: ``python -m tests.lab.past``."""
 
 import struct
 import sys

@@ -210,17 +210,12 @@ def agent(uuid: str) -> AgentSnapshot:
         collector=GarbageReport(enabled=True, collections=3),
         frameworks=(
             FrameworkReport(
-                "torch",
-                "2.13.0",
-                allocator="native",
-                policy="caching",
-                settings=SETTINGS,
-                pinned=16 * MIB,
+                "torch", "2.13.0", allocator="native", policy="caching", settings=SETTINGS, pinned=16 * MIB,
                 pinned_in_use=MIB,
             ),
         ),
         last_oom=OutOfMemory(NOW - 5, "torch", 0, MIB, "leaking", "/home/ada/oom.txt"),
-    )
+    )  # fmt: skip
     return AgentSnapshot(
         up=True, received=NOW - 1, report=report, pools={uuid: tuple(pools)}, errors={"torch": 0}, dropped=0,
         collections=3,

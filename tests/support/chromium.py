@@ -161,11 +161,7 @@ class Tab:
         return list(await self.run(f"{shown}.map(e => e.textContent)"))
 
     async def click(self, selector: str) -> None:
-        """Click on an element at its place on the screen, with the mouse's own events.
-
-        As a person does: not before it is there to be clicked on, and again when the page has moved it away
-        between the look and the click, so that nothing or something else was hit.
-        """
+        """Click on an element as a person does: where and when it is on the screen, and again if it moved."""
         find = f"document.querySelector({json.dumps(selector)})"
         place = (
             f"(() => {{ const e = {find}; if (!e) return null; e.scrollIntoView({{block: 'center'}});"

@@ -40,11 +40,7 @@ SAY_WHY = ("up", "asleep", "reset_required")
 
 
 class Page:
-    """One scrape: a value for each (name, labels).
-
-    Read by two patterns: prometheus_client's parser, the oracle of the exposition's tests, takes four times
-    as long, and a test may scrape hundreds of times.
-    """
+    """One scrape: a value for each (name, labels), by patterns that take a quarter of a parser's time."""
 
     def __init__(self, text: str) -> None:
         self.text = text

@@ -19,7 +19,6 @@ def unit_of(nodeid: str) -> str:
 def order_of_files(limits: Mapping[File, float], waiting: Collection[File]) -> list[File]:
     """Return the files, first those that may take longest, and in turn one that waits and one that computes.
 
-    So neither all workers wait nor all compute, and no worker begins a long file when all others are done.
     ``limits`` are the seconds of the longest limit of each file.
     """
     files = sorted(limits, key=lambda file: -limits[file])

@@ -11,11 +11,7 @@ RESERVED = 1024
 
 
 def free_port() -> int:
-    """Return a port of loopback that no program uses, below those that the kernel assigns.
-
-    A port that the kernel assigns would be free as well, but another program may take it before the server
-    does: tests run side by side, and each of them opens connections and servers.
-    """
+    """Return a port of loopback that no program uses, below those that the kernel assigns to others."""
     lowest = int(HANDED_OUT.read_text(encoding="ascii").split()[0])
     while lowest - MANY > RESERVED:
         port = lowest - 1 - secrets.randbelow(MANY)

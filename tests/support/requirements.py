@@ -36,8 +36,7 @@ def require_tool(name: str) -> Path:
 def require_frameworks() -> Path:
     """Return the Python of an environment with the real PyTorch, TensorFlow and JAX.
 
-    ``make frameworks`` sets it up. ``VRAMLEDGER_FRAMEWORKS`` names the interpreter of another one, and of the
-    one that ``make test-all`` has set up: whoever names one gets no skip.
+    ``make frameworks`` sets it up; ``VRAMLEDGER_FRAMEWORKS`` names another: who names one gets no skip.
     """
     named = os.environ.get("VRAMLEDGER_FRAMEWORKS")
     python = Path(named) if named else PROJECT / ".venv-frameworks" / "bin" / "python"

@@ -69,8 +69,7 @@ async def served(  # noqa: PLR0913 one argument a setting
 ) -> AsyncIterator[Client]:
     """Serve ``shown`` as :func:`vramledger.web.app.serve` does, with an exposition of the test's own.
 
-    ``kernel_keeps`` are the bytes of an answer that nobody reads which the kernel takes from us; between two
-    hosts they are few, on loopback millions. ``state`` has the past that the page may show.
+    ``kernel_keeps`` are the unread bytes of an answer that the kernel takes; ``state`` has the past.
     """
     runner = web.AppRunner(
         make_app(config, shown, exposition, state=state), access_log=None, shutdown_timeout=3

@@ -1,8 +1,4 @@
-"""Become a command that has no memory that is writable and executable: ``write_execute WAY COMMAND``.
-
-That is what systemd's ``MemoryDenyWriteExecute=yes`` forbids: from systemd 254 by ``PR_SET_MDWE`` of Linux
-6.3, before by a filter of system calls.
-"""
+"""Become a command without writable and executable memory, as systemd does: ``write_execute WAY COMMAND``."""
 
 import ctypes
 import mmap

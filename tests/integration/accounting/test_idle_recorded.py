@@ -1,9 +1,6 @@
-"""Idleness on real GPUs, and what each program truly did.
+"""Idleness on real GPUs, and what each program truly did: it wrote that down, by the sampler's clock.
 
-Of 50 programs on one H100 each wrote down when it worked, by the sampler's clock: ten kinds of work alone;
-16 programs with small work, pipelines and idle ones; a notebook alone and beside a server; 25 programs with a
-training; the same without the training. In two other recordings a pipeline of two programs works, and two
-programs take turns.
+50 programs on one H100 work alone, in pipelines, in turns, and beside a notebook, a server or a training.
 """
 
 import gzip

@@ -1,7 +1,6 @@
 """An agent and an exporter of different versions, each installed from wheels into an environment of its own.
 
-The other version is made of this one: it is the version before, without a request and without parts of a
-report, and at the same time the next one, with messages, requests and figures that nobody knows here.
+The other version is made of this one: the one before and the next one at the same time.
 """
 
 import subprocess

@@ -236,13 +236,10 @@ def test_a_divided_gpu_is_its_instances() -> None:
 @pytest.mark.parametrize(
     "shot",
     [
-        divided(),
-        divided(error="timeout"),
-        divided(empty(), error="lost"),
-        divided(empty(), failed=("mig",)),
-        snapshot(reread(empty(), failed=("mig",))),
+        divided(), divided(error="timeout"), divided(empty(), error="lost"),
+        divided(empty(), failed=("mig",)), snapshot(reread(empty(), failed=("mig",))),
     ],
-)
+)  # fmt: skip
 def test_a_divided_gpu_whose_instances_are_not_known(shot: Snapshot) -> None:
     """Without an instance, or where the driver did not name all of them, nobody can tell."""
     for wanted in (NOBODY, frozenset({shot.devices[0].key[1]}), frozenset({"0"})):

@@ -237,14 +237,11 @@ def test_a_snapshot_that_takes_for_ever_is_given_up(tmp_path: Path, interrupted:
 @pytest.mark.parametrize(
     "command",
     [
-        "vramledger show FILE",
-        "vramledger slurm FILE",
-        "vramledger fit FILE",
-        "vramledger serve --source=replay:FILE",
-        "vramledger snapshot show FILE",
+        "vramledger show FILE", "vramledger slurm FILE", "vramledger fit FILE",
+        "vramledger serve --source=replay:FILE", "vramledger snapshot show FILE",
         "vramledger_agent snapshot diff FILE",
     ],
-)
+)  # fmt: skip
 def test_a_files_name_controls_no_terminal(tmp_path: Path, command: str) -> None:
     """A stranger's name of a file, which root's shell finds by a pattern, neither controls nor forges."""
     (tmp_path / NAMED).touch()

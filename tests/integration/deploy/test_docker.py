@@ -1,8 +1,4 @@
-"""The image, built and run by Podman on a base that debootstrap makes: no registry is asked.
-
-Left out where Podman, runc or debootstrap are missing or may not work, but not in CI. The base is made once,
-by ``.ci/provision/base``, and kept.
-"""
+"""The image, built and run by Podman on a base that debootstrap makes once: no registry is asked."""
 
 import json
 import os

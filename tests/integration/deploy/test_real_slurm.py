@@ -1,8 +1,4 @@
-"""Prolog, epilog and health check under the real Slurm, with the stand-in driver.
-
-``make test`` tests the logic of the scripts (``test_slurm.py``); these tests start munged, slurmctld and
-slurmd.
-"""
+"""Prolog, epilog and health check under the real Slurm, with the stand-in driver."""
 
 import json
 import os

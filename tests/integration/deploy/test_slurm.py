@@ -220,14 +220,10 @@ def test_a_prolog_that_cannot_drain_fails(node: Node, standin: StandIn, tmp_path
 @pytest.mark.parametrize(
     ("script", "state"),
     [
-        ("prolog.sh", "IDLE+DRAIN"),
-        ("epilog.sh", "MIXED+DRAIN"),
-        ("health.sh", "IDLE+DRAIN"),
-        ("health.sh", "DOWN"),
-        ("health.sh", "DOWN+DRAIN"),
-        ("health.sh", "IDLE+MAINT"),
+        ("prolog.sh", "IDLE+DRAIN"), ("epilog.sh", "MIXED+DRAIN"), ("health.sh", "IDLE+DRAIN"),
+        ("health.sh", "DOWN"), ("health.sh", "DOWN+DRAIN"), ("health.sh", "IDLE+MAINT"),
     ],
-)
+)  # fmt: skip
 def test_what_people_have_set_stays(node: Node, standin: StandIn, script: str, state: str) -> None:
     """A node that is drained or down is not touched, whatever is found and whatever is found later."""
     standin.driver_error = Code.DRIVER_NOT_LOADED

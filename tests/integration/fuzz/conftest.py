@@ -9,11 +9,7 @@ from tests.support.examples import examples
 EXAMPLES = int(os.environ.get("VRAMLEDGER_FUZZ", examples(60)))
 
 settings.register_profile(
-    "fuzz",
-    max_examples=EXAMPLES,
-    deadline=None,
-    derandomize="VRAMLEDGER_FUZZ" not in os.environ,
-    print_blob=True,
-    suppress_health_check=list(HealthCheck),
-)
+    "fuzz", max_examples=EXAMPLES, deadline=None, derandomize="VRAMLEDGER_FUZZ" not in os.environ,
+    print_blob=True, suppress_health_check=list(HealthCheck),
+)  # fmt: skip
 FUZZ = settings.get_profile("fuzz")

@@ -423,15 +423,11 @@ with socket.socket(socket.AF_UNIX) as listening:
 @pytest.mark.parametrize(
     ("user", "owner", "mode", "link", "trusted"),
     [
-        (0, 0, 0o755, "usual", True),
-        (12345, 12345, 0o755, "usual", True),
-        (0, 0, 0o777, "usual", False),
-        (0, 12345, 0o755, "usual", False),
-        (0, 0, 0o755, "volume", False),
-        (12345, 12345, 0o755, "volume", False),
-        (0, 0, 0o755, "proc/self/root", False),
+        (0, 0, 0o755, "usual", True), (12345, 12345, 0o755, "usual", True), (0, 0, 0o777, "usual", False),
+        (0, 12345, 0o755, "usual", False), (0, 0, 0o755, "volume", False),
+        (12345, 12345, 0o755, "volume", False), (0, 0, 0o755, "proc/self/root", False),
     ],
-)
+)  # fmt: skip
 def test_a_containers_user_is_no_exporter(  # noqa: PLR0913, PLR0917 what a container may choose
     monkeypatch: pytest.MonkeyPatch, user: int, owner: int, mode: int, link: str, trusted: bool
 ) -> None:

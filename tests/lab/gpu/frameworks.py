@@ -1,8 +1,7 @@
 """Prove on a GPU that each policy of TensorFlow and JAX is reported right, through the exporter.
 
-``python -m tests.lab.gpu.frameworks --out DIR`` writes ``frameworks.json``; ``--python`` names the
-interpreter that has the frameworks, if it is not this one. About three and a half minutes. Without a
-GPU (``--rehearse``) only the imports are judged.
+``python -m tests.lab.gpu.frameworks --out DIR`` writes ``frameworks.json``; ``--python`` names another
+interpreter, ``--rehearse`` needs no GPU.
 """
 
 import argparse

@@ -1,8 +1,4 @@
-"""The programs that ``tests.lab.gpu.agent`` starts, one function each, with and without the agent.
-
-They run under the machine's own torch, or, to rehearse them, under the one of
-``tests/support/frameworks/standin``.
-"""
+"""The programs that ``tests.lab.gpu.agent`` starts, under the real torch or the stand-in."""
 
 import json
 import os

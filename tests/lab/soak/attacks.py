@@ -1,7 +1,6 @@
 """Strangers: what each kind of attack does to scrapes, memory and what is stored, beside a quiet run.
 
-One exporter with two GPUs, 16 holders and a past of some minutes is attacked for so many seconds by ordinary
-users of its host, on the same machine, so their own work is in the figures too.
+The attackers are ordinary users of the same machine, so their own work is in the figures too.
 """
 
 import json

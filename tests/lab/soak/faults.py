@@ -1,10 +1,7 @@
 """Millions of faults, one after the other: the real driver module over the stand-in, tracker, and page.
 
-Every step a host's figures change, calls fail, answer garbage or say that lists have grown, GPUs are lost or
-come back elsewhere, processes are born, die and take the pid of others, and clocks step. Then the page is
-held against the host as it is: what is there must be true and of now, what is not there must have a fault
-that explains it, books balance, counters grow, health tells. Nothing here waits or has a thread, so a seed
-gives the same run again.
+Each step changes figures, calls, lists, GPUs, processes or clocks. Then the page is held against the host:
+what is there must be true and of now, and what is missing must have a fault that explains it.
 """
 
 import random
@@ -173,11 +170,7 @@ class Run:
         standin.chaos(seed=seed)
 
     def go(self, faults: int) -> Tally:
-        """Run until this number of faults was injected.
-
-        Raises:
-            ViolationError: a page was not true; the message says at which step.
-        """
+        """Run until this number of faults was injected. Raises ViolationError at a page that is not true."""
         began = time.monotonic()
         while self.tally.injected < faults:
             (weather,) = self._random.choices(WEATHERS, [each.often for each in WEATHERS])
@@ -429,10 +422,6 @@ def _series(family: str, label: str, index: int, uuid: str) -> str:
 
 
 def inject(directory: Path, *, faults: int, seed: int) -> Tally:
-    """Inject this number of faults.
-
-    Raises:
-        ViolationError: an invariant was violated.
-    """
+    """Inject this number of faults. Raises ViolationError where an invariant was violated."""
     with StandIn(directory, build(directory), devices=DEVICES) as standin, standin.in_this_process():
         return Run(standin, seed).go(faults)

@@ -62,12 +62,7 @@ class Faults:
 
 
 class World:
-    """The host, drawn from one stream of numbers, in its current state.
-
-    Attributes:
-        host: its GPUs and processes.
-        reading: what a sampler whose driver never errs would read now.
-    """
+    """The host, drawn from one stream of numbers; ``reading`` is what a driver that never errs would say."""
 
     def __init__(self, standin: StandIn, seed: int, devices: int, now: float) -> None:
         self._random = random.Random(seed)  # noqa: S311 - a scenario, no secret

@@ -25,14 +25,10 @@ Thresholds = Mapping[str, float]
 def boundaries(t: Thresholds, waits: Mapping[str, float]) -> list[Boundary]:
     """Return every boundary, by thresholds in bytes, seconds and shares, and the minutes of ``for``."""
     return [
-        *exporter_boundaries(t),
-        *device_boundaries(t, waits),
-        *state_boundaries(t),
-        *idle_boundaries(t, waits),
-        *framework_boundaries(t),
-        *growth_boundaries(t, waits),
+        *exporter_boundaries(t), *device_boundaries(t, waits), *state_boundaries(t),
+        *idle_boundaries(t, waits), *framework_boundaries(t), *growth_boundaries(t, waits),
         *job_boundaries(t),
-    ]
+    ]  # fmt: skip
 
 
 def exporter_boundaries(t: Thresholds) -> list[Boundary]:

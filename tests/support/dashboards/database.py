@@ -1,8 +1,7 @@
 """A real Prometheus with hours of scrapes, and with what the shipped rules record of them.
 
-Samples are written by its own remote-write protocol, in the order of time, with the marks of ended series
-as a scrape leaves them. What the rules record and which alerts fire comes from Prometheus' own rule manager,
-by ``promtool test rules`` over the same samples: a server evaluates rules only as time passes.
+Samples come by remote write, in order, with the marks of ended series; records and alerts by ``promtool test
+rules`` over the same samples: a server evaluates rules only as time passes.
 """
 
 import re

@@ -1,8 +1,4 @@
-"""Nodes for the dashboards: scenarios of the fault suite with agents, schedulers and hardware.
-
-Each is simulated for some hours through the real tracker, metrics and exposition, up to one moment that is
-"now" for all. Recordings of real GPUs are among them, held at their last reading.
-"""
+"""Nodes for the dashboards: scenarios of the fault suite, and recordings, up to one moment that is "now"."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping

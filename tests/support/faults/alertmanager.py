@@ -1,7 +1,6 @@
-"""How to start Alertmanager if Debian's package was unpacked and not installed, as ``make test`` does.
+"""Start Debian's Alertmanager where it was unpacked and not installed, as by ``make test``.
 
-Debian's build opens its default templates at a fixed path, whatever the configuration says. Where they are
-not there, the program gets a view of the file system of its own in which they are.
+Its default templates have a fixed path: it gets a view of the file system in which they are.
 """
 
 import json

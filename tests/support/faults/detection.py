@@ -40,9 +40,8 @@ class Score:
 class Verdict:
     """What a run of the suite comes to.
 
-    ``missed`` and ``false`` are sentences, one a failure of the bars: a fault that was not found in time,
-    a page or a warning that the label does not allow. ``nameless`` are pages without pid and owner,
-    ``misnamed`` alerts that blame somebody whose pid it was not.
+    ``missed`` and ``false`` are sentences, one a failure of the bars; ``nameless`` are pages without pid and
+    owner, ``misnamed`` alerts that blame somebody whose pid it was not.
     """
 
     scores: dict[str, Score]

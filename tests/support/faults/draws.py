@@ -1,7 +1,6 @@
 """Scenarios that nothing was tuned on: their rates, sizes, phases and lost scrapes are drawn at random.
 
-They are the cases that somebody else found, each as a distribution. With ``--draws``, ``make faults``
-runs them, with seeds that no threshold has seen.
+With ``--draws``, ``make faults`` runs them.
 """
 
 import math

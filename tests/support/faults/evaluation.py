@@ -1,8 +1,6 @@
 """Let Prometheus' own rule manager evaluate simulated hours: ``promtool test rules`` reports what fires.
 
-promtool evaluates every group at every step over a real database, with ``for``, ``keep_firing_for`` and
-the marks of ended series exactly as a server does, a day in seconds. A test of its language that fails
-prints what it got, so a test a step that expects no alert tells which ones fire.
+A test of its language that fails prints what it got, so tests that expect no alert tell which ones fire.
 """
 
 import json

@@ -1,8 +1,4 @@
-"""Recordings of real GPUs, evaluated by the rules: stretched in time, and held at the last moment.
-
-A recording of some seconds shows a situation; that nothing changes in it for an hour afterwards is then
-assumed. One of minutes, in which programs were made to err quickly, becomes hours by stretching.
-"""
+"""Recordings of real GPUs, evaluated by the rules: stretched in time, and held at the last moment."""
 
 import gzip
 import itertools

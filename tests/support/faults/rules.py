@@ -49,11 +49,8 @@ def evaluated(
 ) -> list[dict[str, Any]]:
     """Return the groups with the rules that decide which alerts fire, and without the alerts' texts.
 
-    Each evaluation of an alert that fires writes its texts, with a query for each figure. With the recording
-    rules that only dashboards read, they take 40 % of the time.
-
-    ``named`` are the alerts, all of them when empty; ``everything`` keeps what decides about no alert, too.
-    With queries that are ``asked``, what they read stays instead of what decides about alerts.
+    The rest takes 40 % of the time. ``named`` are the alerts, all of them when empty; ``everything`` keeps
+    what decides about no alert, too. With queries that are ``asked``, what they read stays instead.
     """
     there = {group["name"]: group for path in paths for group in read_groups(path)}
     rules = [rule for group in there.values() for rule in group["rules"]]

@@ -11,12 +11,9 @@ from tests.support.host.scrapes import Weather
 from vramledger.model.reading import Scheduler
 
 MODELS = {
-    24_265: "NVIDIA A30",
-    40_960: "NVIDIA A100-SXM4-40GB",
-    48_000: "NVIDIA RTX A6000",
-    81_559: "NVIDIA H100 80GB HBM3",
-    143_771: "NVIDIA H200",
-}
+    24_265: "NVIDIA A30", 40_960: "NVIDIA A100-SXM4-40GB", 48_000: "NVIDIA RTX A6000",
+    81_559: "NVIDIA H100 80GB HBM3", 143_771: "NVIDIA H200",
+}  # fmt: skip
 """The cards that a scenario may have, by MiB of memory. Whatever its name, a card has the sensors of an H200,
 unless the scenario says otherwise."""
 

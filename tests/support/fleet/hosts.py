@@ -1,8 +1,4 @@
-"""Hosts full of holders that start, work, rest and end, with a page for any Unix time.
-
-Every page goes through the exporter's own tracker and exposition, so that series appear, change state and
-disappear as they do on a real host.
-"""
+"""Hosts full of holders that start, work, rest and end: their pages, by the exporter's own tracker."""
 
 import time
 from collections.abc import Iterator

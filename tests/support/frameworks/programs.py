@@ -1,7 +1,6 @@
 """Programs of real frameworks, each run with and without the agent: they print results and state.
 
-A program calls ``wait_until_polled()`` after each stage. It waits until the agent has polled the framework,
-where there is an agent, so that whatever the agent does has been done when the program takes stock.
+``wait_until_polled()`` waits until the agent, where there is one, has done what it does after a stage.
 """
 
 PREAMBLE = """

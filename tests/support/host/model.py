@@ -1,8 +1,7 @@
 """A simulated host with GPUs: what NVML and /proc report at any moment, as a real ``Reading``.
 
-Nothing is judged here. Programs (``programs.py``) say what they take and how they work; this module adds
-what a real host adds, as measured on H200s: the driver's reserve, bytes of nobody, utilisation samples that
-miss small work, facts told once, pids that the driver lists although nobody is there any more.
+Programs (``programs.py``) say what they take and how they work; this module adds what a real host adds, as
+measured on H200s: the driver's reserve, bytes of nobody, missed samples, pids without a process.
 """
 
 import math

@@ -1,7 +1,6 @@
 """Programs as they were measured on H200s, one line each: how they take memory, work, and fail.
 
-Each is asked once a sample for what it does at its age. torch's caching allocator is modelled by its
-figures: what is allocated, what is reserved (it never falls by itself), what is split and cannot be used.
+Each is asked once a sample for what it does at its age.
 """
 
 import math

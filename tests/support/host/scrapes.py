@@ -45,10 +45,7 @@ class Weather:
 class Renderer:
     """Renders snapshots as the exporter does, with what Prometheus adds to a scrape.
 
-    Args:
-        names: the families that somebody asks for; None for all, those about the exporter itself included.
-        most: holders of a device that are shown one by one (``--processes.max``).
-        collect_own: gives what the exporter knows of itself: of its web server, of its storage.
+    ``names`` are the families that somebody asks for; None for all, the exporter's own included.
     """
 
     def __init__(

@@ -1,8 +1,4 @@
-"""What Prometheus would have scraped of a host, as series in the notation of promtool's rule tests.
-
-A series that a scrape no longer has, or that a failed scrape ends, gets the mark that a real Prometheus would
-write.
-"""
+"""What Prometheus would have scraped of a host, with its marks, in the notation of promtool's rule tests."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field

@@ -1,9 +1,8 @@
 """The program of every process that a test needs: ``python -I -S player.py SOCKET ROLE [STEPS]``.
 
-It does its steps, connects to the stage, and then does what it is ordered, until it is killed or the stage
-is gone. A step and an order are the same: the name of a function below and its arguments, in JSON. Further
-words of the command line are for those who read it. Standard library only, and no import of ours: a player
-stands for other people's programs. What only some players need is imported there: a start takes 15 ms.
+It does its steps, connects to the stage, and then what it is ordered, until the stage is gone. A step and an
+order are the same: a function below and its arguments, in JSON. What few need is imported there: a start
+takes 15 ms, with the standard library alone.
 """
 
 import json

@@ -1,6 +1,5 @@
 """The stage: starts players and other programs, tells players what to do, and kills them all at its end.
 
-A player is known by the pid that the kernel gives for its connection, translated into our PID namespace.
 All that was started carries a marker in its environment, whatever sessions, groups and parents it moved to.
 """
 

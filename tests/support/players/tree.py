@@ -1,9 +1,7 @@
 """What a process tree is: who is in it, whether it is healthy, and what must be said of it.
 
 A tree is a function of a :class:`Stage` below one of the decorators :func:`healthy`, :func:`leftover` and
-:func:`other`; a short one is a row of ``SHORT``. It sets the tree up to the moment *before*, and returns
-the :class:`Cast`. :meth:`Cast.lose_launcher` takes the launcher away and returns in the moment *after*. The
-first line of the docstring, "Play SOMETHING.", says what the tree is.
+:func:`other`; a short one is a row of ``SHORT``. :meth:`Cast.lose_launcher` leads from *before* to *after*.
 """
 
 from collections.abc import Callable, Iterator, Sequence

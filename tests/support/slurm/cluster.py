@@ -1,8 +1,7 @@
 """Run a real Slurm: munged, slurmctld and a slurmd for each node, in namespaces for mounts and the network.
 
-``.ci/provision/slurm`` fetches two versions. They are laid over /usr, and /etc, /run and the logs are
-private to the namespace, so nothing of this machine changes except its cgroups, which :meth:`Cluster.close`
-removes. The PID namespace is the host's, because NVML and vramledger need that.
+``.ci/provision/slurm`` fetches two versions. Nothing of this machine changes except its cgroups. The PID
+namespace is the host's, because NVML and vramledger need that.
 """
 
 import contextlib
@@ -269,11 +268,7 @@ class Cluster:
         return result.stdout
 
     def ask(self, *words: str) -> str | None:
-        """Return what slurmctld says; None where it knows no such thing.
-
-        On a machine with much to do a request can fail or time out. That says nothing about jobs or nodes, so
-        it is repeated.
-        """
+        """Return what slurmctld says, asked again while it is too busy; None where it knows no such thing."""
 
         def answer() -> subprocess.CompletedProcess[str] | None:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,10 +1,9 @@
 """Pretend to hold GPU memory: ``holder.py SECONDS DIRECTORY [key=value]...``.
 
-It writes into DIRECTORY what the stand-in driver shall list for it (``driver.py`` reads it). ``gpus`` are
-NVML's indices, by default what ``SLURM_JOB_GPUS`` says; ``gib`` is the memory; ``mig`` is the position of an
-instance. ``term=ignore`` ignores SIGTERM. ``escape=yes`` leaves the step: a session of its own, with a
-parent that has ended. ``exit=N`` ends with this status. ``dead=yes`` leaves memory that belongs to no
-process any more. ``ready`` is a file that is made when the memory is held.
+It writes into DIRECTORY what the stand-in driver shall list for it. ``gpus`` are NVML's indices, by default
+those of ``SLURM_JOB_GPUS``; ``gib`` is the memory; ``mig`` an instance's position. ``term=ignore`` ignores
+SIGTERM, ``escape=yes`` leaves the step, ``exit=N`` ends with this status, ``dead=yes`` leaves memory of no
+process. ``ready`` is a file that is made when the memory is held.
 """
 
 import json

@@ -335,11 +335,7 @@ class Device(Unit):
 
 
 class StandIn:
-    """A state file and the library that answers from it; a context manager that ends every hang.
-
-    A child process gets it with ``env={**os.environ, **standin.env()}``; this process with
-    :meth:`in_this_process`.
-    """
+    """A state file and the library that answers from it; a context manager that ends every hang."""
 
     device_count = _Field("device_count", "state")
     driver_error = _Field("driver_error", "state")  # every function's answer while it is not 0 (a Code)

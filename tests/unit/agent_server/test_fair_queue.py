@@ -78,17 +78,11 @@ def test_a_new_connection_clears_no_debt(end: socket.socket) -> None:
 @pytest.mark.parametrize(
     ("counts", "uid", "holders", "closed"),
     [
-        ({1: 3, 2: 1}, 9, (), 1),
-        ({1: 3, 2: 2}, 2, (), None),
-        ({1: 4, 2: 2}, 2, (), 1),
-        ({1: 1, 2: 1}, 9, (), None),
-        ({1: 1, 2: 1}, 9, (NEW,), 1),
-        ({1: 3, 2: 1}, 1, (NEW, 10, 11, 12), 2),
-        ({1: 3}, 9, (10, 11, 12), None),
-        ({1: 3}, 9, (10, 11, 12, NEW), 1),
-        ({1: 1}, 9, (10, NEW), None),
+        ({1: 3, 2: 1}, 9, (), 1), ({1: 3, 2: 2}, 2, (), None), ({1: 4, 2: 2}, 2, (), 1),
+        ({1: 1, 2: 1}, 9, (), None), ({1: 1, 2: 1}, 9, (NEW,), 1), ({1: 3, 2: 1}, 1, (NEW, 10, 11, 12), 2),
+        ({1: 3}, 9, (10, 11, 12), None), ({1: 3}, 9, (10, 11, 12, NEW), 1), ({1: 1}, 9, (10, NEW), None),
     ],
-)
+)  # fmt: skip
 def test_who_makes_room(
     end: socket.socket, counts: dict[int, int], uid: int, holders: tuple[int, ...], closed: int | None
 ) -> None:

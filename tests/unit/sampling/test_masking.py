@@ -139,17 +139,11 @@ def test_nothing_of_a_telling_field_is_left(name: str) -> None:
 @pytest.mark.parametrize(
     ("real", "expected"),
     [
-        ("bash acme-db", "bash"),
-        ("node customer-x", "node"),
-        ("sshd: alice@pts/0", "sshd"),
-        ("tmux: server", "tmux"),
-        ("python3.11 -c", "python3.11 -c"),
-        ("pt_main_thread", "pt_main_thread"),
-        ("pt_data_worker", "pt_data_worker"),
-        ("pt_acme", "program-1"),
-        ("acme.py", "program-1.py"),
+        ("bash acme-db", "bash"), ("node customer-x", "node"), ("sshd: alice@pts/0", "sshd"),
+        ("tmux: server", "tmux"), ("python3.11 -c", "python3.11 -c"), ("pt_main_thread", "pt_main_thread"),
+        ("pt_data_worker", "pt_data_worker"), ("pt_acme", "program-1"), ("acme.py", "program-1.py"),
     ],
-)
+)  # fmt: skip
 def test_of_a_program_only_the_common_name_is_kept(real: str, expected: str) -> None:
     """The text after a common program name is a user's text."""
     (masked,) = Mask().mask_reading(facts(comm=real[:15], command=real)).facts

@@ -39,13 +39,10 @@ def status(
 @pytest.mark.parametrize(
     ("running", "record", "ended", "expected"),
     [
-        ({"7"}, ("nvidia0",), "", CLEAN),
-        ({"7"}, None, "", CLEAN),
-        ({"7"}, ("nvidia1",), "", NOT_CLEAN),
-        (set(), ("nvidia0",), "", NOT_CLEAN),
-        ({"7"}, ("nvidia0",), "7", NOT_CLEAN),
+        ({"7"}, ("nvidia0",), "", CLEAN), ({"7"}, None, "", CLEAN), ({"7"}, ("nvidia1",), "", NOT_CLEAN),
+        (set(), ("nvidia0",), "", NOT_CLEAN), ({"7"}, ("nvidia0",), "7", NOT_CLEAN),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("state", [State.ACTIVE, State.IDLE, State.ZOMBIE, State.ORPHANED, State.STOPPED])
 def test_a_holder_of_a_job(
     running: set[str], record: tuple[str, ...] | None, ended: str, expected: int, state: State
@@ -135,16 +132,10 @@ def test_a_search_without_an_end(search: SearchExtent, expected: int, named: tup
         ("1000 1000 1000 1000", "0::/", False),
     ],
     ids=[
-        "a container's root that no name tells",
-        "the host's root",
-        "slurm",
-        "without cgroups",
-        "a setuid program",
-        "a container's root",
-        "rootless",
-        "a user",
+        "a container's root that no name tells", "the host's root", "slurm", "without cgroups",
+        "a setuid program", "a container's root", "rootless", "a user",
     ],
-)
+)  # fmt: skip
 def test_only_the_hosts_root_runs_daemons(tmp_path: Path, uids: str, cgroup: str, counts: bool) -> None:
     """Name and title are the program's own: who is not the host's root makes no job run."""
     (tmp_path / "stat").write_text("btime 1\n")
@@ -206,17 +197,11 @@ def test_the_devices_of_slurms_numbers(text: str, devices: tuple[str, ...] | Non
 @pytest.mark.parametrize(
     ("written", "devices"),
     [
-        ("0", ("nvidia2",)),
-        ("1,0", ("nvidia3", "nvidia2")),
-        ("0-1", ("nvidia2", "nvidia3")),
-        ("GPU-1-2,MIG-3", ("GPU-1-2", "MIG-3")),
-        ("2", None),
-        ("1-0", None),
-        ("0,", None),
-        ("٣", None),
+        ("0", ("nvidia2",)), ("1,0", ("nvidia3", "nvidia2")), ("0-1", ("nvidia2", "nvidia3")),
+        ("GPU-1-2,MIG-3", ("GPU-1-2", "MIG-3")), ("2", None), ("1-0", None), ("0,", None), ("٣", None),
         ("", None),
     ],
-)
+)  # fmt: skip
 def test_the_devices_of_a_job(written: str, devices: tuple[str, ...] | None) -> None:
     """If one number of a job is not known, its devices are not known."""
     assert devices_of(written, ("nvidia2", "nvidia3")) == devices

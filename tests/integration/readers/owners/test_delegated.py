@@ -29,16 +29,11 @@ def place_of(host: Path, line: str, cgroup: str, kept: tuple[int, int, int] = RO
 @pytest.mark.parametrize(
     ("controllers", "hierarchy"),
     [
-        ("freezer", "freezer"),
-        ("cpu,cpuacct", "cpu,cpuacct"),
-        ("cpuacct,cpu", "cpu,cpuacct"),
-        ("cpu,cpuacct", "cpuacct"),
-        ("name=systemd", "systemd"),
-        ("name=elogind", "elogind"),
-        ("", "unified"),
+        ("freezer", "freezer"), ("cpu,cpuacct", "cpu,cpuacct"), ("cpuacct,cpu", "cpu,cpuacct"),
+        ("cpu,cpuacct", "cpuacct"), ("name=systemd", "systemd"), ("name=elogind", "elogind"), ("", "unified"),
         ("", "."),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("kept", [ROOTS, ADAS, GROUPS, ALLS])
 def test_no_hierarchy_lets_a_user_name_a_job(
     tmp_path: Path, controllers: str, hierarchy: str, below: str, kept: tuple[int, int, int]

@@ -67,13 +67,10 @@ rate_limit:
 @pytest.mark.parametrize(
     "more",
     [
-        f"cipher_suites: [{', '.join(CIPHERS)}]",
-        f"curve_preferences: [{', '.join(CURVES)}]",
-        "client_auth_type: VerifyClientCertIfGiven",
-        "client_auth_type: NoClientCert",
-        "min_version: TLS10",
+        f"cipher_suites: [{', '.join(CIPHERS)}]", f"curve_preferences: [{', '.join(CURVES)}]",
+        "client_auth_type: VerifyClientCertIfGiven", "client_auth_type: NoClientCert", "min_version: TLS10",
     ],
-)
+)  # fmt: skip
 def test_tls_settings_are_taken(tmp_path: Path, more: str) -> None:
     """All suites and curves that Go considers secure, and the kinds of client check that prove something."""
     assert read(tmp_path, f"{TLS}\n  {more}\n").tls is not None

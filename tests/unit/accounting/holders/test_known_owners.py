@@ -49,14 +49,10 @@ def seen(*looks: tuple[Owner | None, tuple[str, ...] | None], restart: bool = Fa
 @pytest.mark.parametrize(
     ("known", "later"),
     [
-        (POD, BARE_POD),
-        (CONTAINER, BARE_CONTAINER),
-        (JOB, UNNUMBERED),
-        (POD, USER),
-        (CONTAINER, USER),
+        (POD, BARE_POD), (CONTAINER, BARE_CONTAINER), (JOB, UNNUMBERED), (POD, USER), (CONTAINER, USER),
         (JOB, None),
     ],
-)
+)  # fmt: skip
 def test_worse_replaces_no_better(known: Owner, later: Owner | None, *, restart: bool) -> None:
     """A pod's, container's or job's name stays with its processes when nothing has the name any more."""
     assert seen((known, PLACE), (later, PLACE), restart=restart) == known

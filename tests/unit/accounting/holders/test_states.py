@@ -132,13 +132,10 @@ def test_signs_that_are_weak_or_not_readable() -> None:
 @pytest.mark.parametrize(
     ("presence", "host", "state"),
     [
-        ("gone", True, State.DEAD),
-        ("gone", False, State.UNKNOWN),
-        ("gone", None, State.UNKNOWN),
-        ("denied", True, State.UNKNOWN),
-        (None, True, State.UNKNOWN),
+        ("gone", True, State.DEAD), ("gone", False, State.UNKNOWN), ("gone", None, State.UNKNOWN),
+        ("denied", True, State.UNKNOWN), (None, True, State.UNKNOWN),
     ],
-)
+)  # fmt: skip
 def test_dead_only_where_every_process_is_seen(presence: str, host: bool | None, state: State) -> None:
     """A pid without a process is dead only in the host's PID namespace, and only if it is really gone."""
     assert states.classify_unseen(presence, host_pid_namespace=host).state is state
@@ -292,13 +289,10 @@ def test_what_lasts_less_than_five_seconds_is_told_nowhere(fate: Fate) -> None:
 @pytest.mark.parametrize(
     ("fate", "state"),
     [
-        ("zombie", State.ZOMBIE),
-        ("orphaned", State.ORPHANED),
-        ("stopped", State.STOPPED),
-        ("dead", State.DEAD),
-        ("unowned", State.ORPHANED),
+        ("zombie", State.ZOMBIE), ("orphaned", State.ORPHANED), ("stopped", State.STOPPED),
+        ("dead", State.DEAD), ("unowned", State.ORPHANED),
     ],
-)
+)  # fmt: skip
 def test_what_lasts_is_told_with_its_own_beginning(fate: Fate, state: State) -> None:
     """After five seconds the state is told, and it has been so since it began."""
     host = watched(fate)
@@ -399,15 +393,11 @@ def test_an_orphan_that_stops_working_wastes_its_memory_from_the_idle_threshold_
 @pytest.mark.parametrize(
     ("state", "working", "wasted", "perhaps"),
     [
-        (State.IDLE, None, 0, 10 * GIB),
-        (State.IDLE, False, 10 * GIB, 0),
-        (State.ORPHANED, None, 0, 10 * GIB),
-        (State.ORPHANED, True, 0, 0),
-        (State.ORPHANED, False, 10 * GIB, 0),
-        (State.ZOMBIE, None, 10 * GIB, 0),
-        (State.ACTIVE, None, 0, 0),
+        (State.IDLE, None, 0, 10 * GIB), (State.IDLE, False, 10 * GIB, 0),
+        (State.ORPHANED, None, 0, 10 * GIB), (State.ORPHANED, True, 0, 0),
+        (State.ORPHANED, False, 10 * GIB, 0), (State.ZOMBIE, None, 10 * GIB, 0), (State.ACTIVE, None, 0, 0),
     ],
-)
+)  # fmt: skip
 def test_what_is_not_known_is_no_zero(state: State, working: bool | None, wasted: int, perhaps: int) -> None:
     """Memory that is perhaps wasted, perhaps not, has a figure of its own."""
     one = builders.device(0, [dataclasses.replace(builders.holding(7, 10 * GIB, state), working=working)])

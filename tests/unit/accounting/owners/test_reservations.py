@@ -213,27 +213,14 @@ def test_a_name_makes_no_holder_a_client_of_mps(
 @pytest.mark.parametrize(
     ("name", "device", "meant"),
     [
-        ("*", WHOLE, True),
-        ("GPU-p", WHOLE, True),
-        ("GPU-p::3", WHOLE, True),
-        ("GPU-q", WHOLE, False),
-        ("nvidia3", WHOLE, True),
-        ("nvidia3/vgpu1", WHOLE, True),
-        ("nvidia33", WHOLE, False),
-        ("gpu-3", WHOLE, True),
-        ("gpu-3-mig-9-4-4", WHOLE, False),
-        ("MIG-a", MIG, True),
-        ("MIG-a", WHOLE, False),
-        ("GPU-p", MIG, True),
-        ("nvidia3/gi9", MIG, True),
-        ("nvidia3/gi8", MIG, False),
-        ("nvidia3/gi9", WHOLE, False),
-        ("MIG-GPU-p/9/0", MIG, True),
-        ("MIG-GPU-p/9/1", MIG, False),
-        ("", WHOLE, False),
-        ("nvidia", WHOLE, False),
+        ("*", WHOLE, True), ("GPU-p", WHOLE, True), ("GPU-p::3", WHOLE, True), ("GPU-q", WHOLE, False),
+        ("nvidia3", WHOLE, True), ("nvidia3/vgpu1", WHOLE, True), ("nvidia33", WHOLE, False),
+        ("gpu-3", WHOLE, True), ("gpu-3-mig-9-4-4", WHOLE, False), ("MIG-a", MIG, True),
+        ("MIG-a", WHOLE, False), ("GPU-p", MIG, True), ("nvidia3/gi9", MIG, True),
+        ("nvidia3/gi8", MIG, False), ("nvidia3/gi9", WHOLE, False), ("MIG-GPU-p/9/0", MIG, True),
+        ("MIG-GPU-p/9/1", MIG, False), ("", WHOLE, False), ("nvidia", WHOLE, False),
     ],
-)
+)  # fmt: skip
 def test_a_schedulers_word_for_a_device(name: str, device: DeviceReading, meant: bool) -> None:
     """UUIDs, device file numbers, replicas, and a whole GPU for all of its instances."""
     assert fits(name, device) is meant

@@ -272,14 +272,11 @@ def test_a_device_with_a_listed_or_hidden_holder_is_no_ghost() -> None:
 @pytest.mark.parametrize(
     ("says", "changes"),
     [
-        ({"hardware": {}}, {}),
-        ({"utilization": None}, {}),
-        ({"processes": None}, {}),
-        ({}, {"hidden": None}),
-        ({}, {"host_pid_namespace": None}),
+        ({"hardware": {}}, {}), ({"utilization": None}, {}), ({"processes": None}, {}),
+        ({}, {"hidden": None}), ({}, {"host_pid_namespace": None}),
     ],
     ids=["power", "utilisation", "processes", "hidden", "namespace"],
-)
+)  # fmt: skip
 def test_a_source_is_missing_for_a_ghost(says: dict[str, Any], changes: dict[str, Any]) -> None:
     """A ghost is a contradiction between five sources; with four there is none to see."""
     host = ghostly()

@@ -1,8 +1,6 @@
-"""A torch that holds no GPU, and behaves as the real one does where the agent looks at it.
+"""A torch that holds no GPU, and behaves as 2.4 to 2.15 do where the agent looks at it.
 
-What it does was read in the sources of torch 2.4 to 2.15 and measured with 2.11 on an H200: which calls raise
-before CUDA is initialised, which would initialise it, what the counters are called. Every call that touches
-CUDA in the real one is written to ``torch.calls``, and which thread made it.
+Every call that touches CUDA in the real one is written to ``torch.calls``, and which thread made it.
 """
 
 from __future__ import annotations
