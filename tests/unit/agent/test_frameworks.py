@@ -12,7 +12,6 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from tests.support.host.model import GIB, MIB
 from tests.support.sure import sure
 from vramledger_agent.frameworks import cupy, jax, rmm, tensorflow
 from vramledger_agent.frameworks import provider as visible_devices
@@ -24,6 +23,8 @@ from vramledger_agent.protocol.frameworks import (
 )
 from vramledger_agent.protocol.messages import ALLOCATOR_SETTINGS
 from vramledger_agent.torch.allocator import read_pinned, read_settings
+
+MIB, GIB = 2**20, 2**30
 
 DEFAULT = {"expandable_segments": "false", "garbage_collection_threshold": "off"}
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.host.model import MIB
 from tests.support.sure import sure
 from tests.support.torch_snapshots import EVALUATE, FORWARD, HEAD, LINEAR, MAIN, STEP, Heap, training, user
 from vramledger_agent.protocol.user_code import FRAMEWORK, LIBRARY, OWN, code_origin
@@ -14,6 +13,8 @@ from vramledger_agent.torch_snapshots.html import BEFORE, live_bytes
 from vramledger_agent.torch_snapshots.sites import compare_snapshots, sum_by_site
 from vramledger_agent.torch_snapshots.snapshot import AllocationSnapshot, Block, parse_snapshot
 from vramledger_agent.torch_snapshots.user_lines import NATIVE, Frame, common_frame, user_frames
+
+MIB = 2**20
 
 
 @pytest.mark.parametrize(
