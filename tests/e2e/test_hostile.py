@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.support.exporter import QUICK, run, serving
 from tests.support.players.stage import Stage
 from tests.support.requirements import require_root
 from tests.support.standin.library import StandIn
+from tests.support.stranger import as_user
 from tests.support.waiting import wait_until
 from vramledger.commands.fit import read_file
 from vramledger.errors import RecordingError, StartupError
@@ -118,6 +120,11 @@ def test_no_link_of_others_leads_to_our_files(tmp_path: Path) -> None:
     assert (theirs / "file").read_text() == "kept"
     os.close(create_private(mine / ".." / "mine" / "file"))
     assert (tmp_path / "ours" / "file").read_text() == ""
+    with TemporaryDirectory() as inbox:  # which its user may not read
+        os.chown(inbox, NOBODY, NOBODY)
+        Path(inbox).chmod(0o300)
+        with as_user(NOBODY):
+            os.close(create_private(Path(inbox, "file")))
 
 
 def test_scrapes_come_before_agents(standin: StandIn, stage: Stage) -> None:

@@ -8,11 +8,14 @@ File = TypeVar("File")
 
 SHARING = ("tests/integration/dashboards/answers",)
 """Folders whose files share servers that take long to start."""
+SEEN = {"tests/integration/deploy/test_real_slurm.py": "tests/integration/deploy/test_slurm.py"}
+"""Files whose programs another one would see: a container may belong to any job of the host."""
 
 
 def unit_of(nodeid: str) -> str:
-    """Return what stays together on one worker with a test: its file, or the folder that shares servers."""
+    """Return what stays together on one worker with a test: its file, another one, or a folder."""
     file = nodeid.partition("::")[0]
+    file = SEEN.get(file, file)
     return next((folder for folder in SHARING if file.startswith(f"{folder}/")), file)
 
 

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from vramledger_agent.errors import StartupError
 
+_PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _ROOT = 0
 _LINKS_MOST = 40
 """As many as the kernel follows."""
@@ -18,33 +19,41 @@ _LINKS_MOST = 40
 def open_folder(path: Path) -> int:
     """Open a directory by way of no link but root's and our own; return a descriptor for names below it.
 
-    Raises PermissionError at another user's link, or OSError.
+    It needs no right to read there. Raises PermissionError at another user's link, or OSError.
     """
     left = [*reversed(Path.cwd().joinpath(path).parts)]
-    folder, links = os.open("/", os.O_PATH | os.O_CLOEXEC), 0
+    folder, links = os.open("/", _PLACE), 0
     try:
         while left:
-            entry = os.open(left.pop(), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-            found = os.fstat(entry)
-            if stat.S_ISLNK(found.st_mode):
+            name = left.pop()
+            try:
+                # With O_DIRECTORY the kernel mounts what it mounts at the first use (autofs).
+                below = os.open(name, _PLACE | os.O_DIRECTORY, dir_fd=folder)
+            except NotADirectoryError:
                 links += 1
-                target = os.readlink("", dir_fd=entry)
-                os.close(entry)
-                _check_link(found.st_uid, links)
-                left += reversed(Path(target).parts)
+                left += reversed(_read_link(name, folder, links).parts)
             else:
                 os.close(folder)
-                folder = entry
-        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
-    finally:
+                folder = below
+    except BaseException:
         os.close(folder)
+        raise
+    return folder
 
 
-def _check_link(owner: int, count: int) -> None:
-    if owner not in (_ROOT, os.geteuid()):
-        raise PermissionError(errno.EPERM, "a link on the way is another user's")
-    if count > _LINKS_MOST:
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+def _read_link(name: str, folder: int, count: int) -> Path:
+    link = os.open(name, _PLACE, dir_fd=folder)
+    try:
+        found = os.fstat(link)
+        if not stat.S_ISLNK(found.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if found.st_uid not in (_ROOT, os.geteuid()):
+            raise PermissionError(errno.EPERM, "a link on the way is another user's")
+        if count > _LINKS_MOST:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        return Path(os.readlink("", dir_fd=link))
+    finally:
+        os.close(link)
 
 
 def create_private(path: Path, *, exclusive: bool = False) -> int:

@@ -47,7 +47,11 @@ def open_directory(path: Path, owner: tuple[int, int] | None = None) -> int:
     try:
         if not path.exists() and not path.is_symlink():
             path.mkdir(mode=_DIRECTORY_MODE, parents=True)
-        directory = open_folder(path)
+        place = open_folder(path)
+        try:
+            directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
+        finally:
+            os.close(place)
     except OSError as error:
         _refuse(path, error.strerror or str(error), error)
     try:

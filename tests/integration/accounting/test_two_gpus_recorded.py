@@ -1,7 +1,6 @@
 """Two H100s of one host (driver 580.159.04): shared memory, ranks that wait, ranks that hang.
 
-The recordings are of real programs: PyTorch with NCCL, and programs that call the CUDA driver. What they
-truly did is in the tables below, by the monotonic time of the readings.
+What the programs, of PyTorch with NCCL and of the CUDA driver, truly did is in the tables below.
 """
 
 from bisect import bisect_right

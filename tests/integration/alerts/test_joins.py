@@ -47,8 +47,7 @@ OTHER = {"state": "idle", "grade": "seen", "type": "shared", "reason": "other", 
 def variants(series: str) -> Iterator[str]:
     """Yield a series as it may come besides: another value of each label but the identities, more labels.
 
-    Two exporters overlap in an update, a GPU's index changes, a target has another label, two servers scrape
-    one node, another cluster has a node of the name.
+    So do two exporters in an update, two servers that scrape one node, and another cluster.
     """
     name, _, rest = series.partition("{")
     labels = dict(_LABEL.findall(rest))

@@ -116,11 +116,7 @@ def small_jobs_apart(random: Random) -> Scene:
 
 
 def with_managed_memory(host: Host) -> None:
-    """Let the first program have managed memory, and the others more mappings than bytes.
-
-    The pool of the first is larger than what of it is on the device, as that of JAX with unified memory is,
-    which preallocates addresses alone (measured on an H100).
-    """
+    """Let the first program have managed memory, in a larger pool, and others more mappings than bytes."""
     for process in host.processes:
         last, first = max(process.places), process is host.processes[0]
         resident, mapped = (4 * GIB, 4 * GIB) if first else (GIB, 64 * GIB)

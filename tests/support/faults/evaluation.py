@@ -93,8 +93,7 @@ def answers(
 ) -> Iterator[tuple[float, str]]:
     """Yield what promtool finds for queries, each with its time, as the time and the line of its complaint.
 
-    A series has a value a scrape from time 0 on, in promtool's notation. What promtool does not take is an
-    :class:`EvaluationError`.
+    A series has a value a scrape, in promtool's notation. Raises :class:`EvaluationError`.
     """
     path, paths = scratch / "simulated.test.yml", rules.files(manager.home)
     order = [*manager.order] or rules.groups(paths)

@@ -59,10 +59,9 @@ class Tenancy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One variation of a scenario and what fired in it; seconds after its beginning.
+    """One variation of a scenario, how long it was watched, and what fired in it; seconds after its begin.
 
-    ``full`` is when a card was first full to nine tenths, ``hours`` how long it was watched, ``tenancies``
-    whose the pids were.
+    ``full`` is when a card was first full to nine tenths.
     """
 
     scenario: str

@@ -1,7 +1,6 @@
 """Make functions of a program fail while a file says so; Python imports this before the program.
 
-``INJECTED_FAULTS`` is a folder, and its file ``functions`` names the functions, ``MODULE:NAME.NAME`` a line.
-While the folder has a file of that name, the function raises an error, or hangs if the file says ``hang``.
+``functions`` in the folder ``INJECTED_FAULTS`` names them; a file of that name has one raise, or ``hang``.
 """
 
 import importlib.abc

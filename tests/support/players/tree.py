@@ -105,8 +105,7 @@ def seems_left(late: str | None, watched: str | None = PARENT_ENDED) -> Callable
 def leftover(late: str | None, watched: str | None = PARENT_ENDED) -> Callable[[Builder], Tree]:
     """Declare a tree whose holders seem to be orphans once the launcher is gone, as far as can be inferred.
 
-    The words are those of the evidence, for who did not see the launcher and for who did; None where that
-    cannot be known, and the holders have to pass for alive.
+    The words are the evidence, for who did not see the launcher and for who did; None where none is known.
     """
     return lambda build: Tree(build, "leftover", *_inferred(watched, late))
 

@@ -296,8 +296,7 @@ class Device(Unit):
     def divide(self, *profiles: str) -> list[Unit]:
         """Turn MIG mode on with instances of these profiles (``1g.18gb``), GPU instance ids from 1.
 
-        A compute instance (``1c.3g.71gb``) is in the same GPU instance as the one before it: set what is used
-        there for each of them with :meth:`set_memory`.
+        A compute instance (``1c.3g.71gb``) is in the GPU instance of the one before it.
         """
         self.undivide()
         instances = []
