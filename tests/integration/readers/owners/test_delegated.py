@@ -12,7 +12,7 @@ from vramledger.readers.owners.host_files import HostFiles
 
 ID, UID = "a5" * 32, "0f1e2d3c-0000-4000-8000-0123456789ab"
 JOB, POD, DOCKER = "slurm/uid_1001/job_9/step_0", f"kubepods/pod{UID}/{ID}", f"docker-{ID}.scope"
-ROOTS, ADAS, GROUPS, ALLS = (0, 0, 0o775), (NOBODY, 0, 0o755), (0, NOBODY, 0o775), (0, 0, 0o757)
+ROOTS, ADAS, GROUPS, WORLD = (0, 0, 0o775), (NOBODY, 0, 0o755), (0, NOBODY, 0o775), (0, 0, 0o757)
 
 
 def place_of(host: Path, line: str, cgroup: str, kept: tuple[int, int, int] = ROOTS) -> CgroupPlace:
@@ -34,7 +34,7 @@ def place_of(host: Path, line: str, cgroup: str, kept: tuple[int, int, int] = RO
         ("", "."),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("kept", [ROOTS, ADAS, GROUPS, ALLS])
+@pytest.mark.parametrize("kept", [ROOTS, ADAS, GROUPS, WORLD])
 def test_no_hierarchy_lets_a_user_name_a_job(
     tmp_path: Path, controllers: str, hierarchy: str, below: str, kept: tuple[int, int, int]
 ) -> None:
