@@ -13,6 +13,7 @@ import pytest
 from tests.support import listening
 from tests.support.listening import FAKE, WAIT_FOR_REPORT, FakeExporter, environment, finish, go_on, start
 from tests.support.requirements import require_root
+from tests.support.sure import sure
 from tests.support.waiting import wait_until
 from vramledger_agent.oom import report_file
 
@@ -269,6 +270,25 @@ def test_reports_go_where_their_owner_said(place: Path) -> None:
     assert report_file.write_report(facts, str(link)) is None
     assert report_file.write_report(facts, str(theirs)) is None
     assert (len(list(ours.glob("*.json"))), list(theirs.iterdir())) == (1, [])
+
+
+def test_reports_of_others_take_no_place(tmp_path: Path) -> None:
+    """Where several users write, their files and their names for ours neither count nor are removed."""
+    require_root()
+    names = [f"oom-99991231T235959-1-{number:06d}" for number in range(report_file.MAX_KEPT)]
+    theirs = [tmp_path / f"{name}.{ending}" for name in names for ending in ("json", "pickle")]
+    for path in theirs:
+        path.touch()
+        os.chown(path, NOBODY, NOBODY)
+    (tmp_path / "ours").touch()
+    for number in range(report_file.MAX_KEPT):
+        theirs.append(tmp_path / f"oom-99991231T235959-2-{number:06d}.txt")
+        theirs[-1].hardlink_to(tmp_path / "ours")
+    for _ in range(report_file.MAX_KEPT + 3):
+        written = report_file.write_report({"verdict": "unknown"}, str(tmp_path), {"segments": []})
+        assert Path(sure(written)).with_suffix(".pickle").exists()
+    assert all(path.exists() for path in theirs)
+    assert len(list(tmp_path.glob("oom-2*"))) == 2 * report_file.MAX_KEPT + report_file.MAX_KEPT_SNAPSHOTS
 
 
 @pytest.mark.parametrize("hook", ["raise ValueError", "sys.exit(3)"])
