@@ -30,6 +30,7 @@ from vramledger.commands.past import add_storage, ask_moment, past_time
 from vramledger.commands.samples import SAMPLES_MIN, exporter_snapshots
 from vramledger.config import IDLE_AFTER
 from vramledger.errors import RecordingError, StartupError, UsageError
+from vramledger.exchange import read_json
 from vramledger.model.records import JSON_VERSION, Json
 from vramledger.model.snapshot import Snapshot
 from vramledger.sampling.replay import FORMAT, read_recording
@@ -184,8 +185,8 @@ def _documents(path: Path, content: bytes) -> list[Any]:
 
 def _parse(texts: Sequence[bytes]) -> list[Any]:
     try:
-        return [json.loads(each) for each in texts]
-    except (ValueError, RecursionError):
+        return [read_json(each) for each in texts]
+    except ValueError:
         return []
 
 

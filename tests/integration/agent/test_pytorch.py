@@ -5,6 +5,7 @@ import os
 import socket
 import stat
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.support.listening import FAKE, WAIT_FOR_REPORT, FakeExporter, environ
 from tests.support.requirements import require_root
 from tests.support.sure import sure
 from tests.support.waiting import wait_until
+from vramledger_agent import transport
 from vramledger_agent.oom import report_file
 
 NOBODY = 65534
@@ -357,6 +359,22 @@ def test_a_hung_exporter_is_waited_for_once(place: Path) -> None:
         hung.bind(str(place / "agent.sock"))
         hung.listen(1)
         assert run(place, code) == "1\n"
+
+
+def test_an_answer_that_is_too_deep_is_none(place: Path) -> None:
+    """A program that asks an exporter runs on, whatever is said."""
+
+    def answer(listening: socket.socket) -> None:
+        with listening.accept()[0] as connection:
+            transport.receive(connection)
+            connection.send(b"[" * 60_000)
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as deep, ThreadPoolExecutor(1) as pool:
+        deep.bind(str(place / "agent.sock"))
+        deep.listen()
+        answered = pool.submit(answer, deep)
+        assert transport.request(str(place / "agent.sock"), {}, 10.0) is None
+        answered.result(10)
 
 
 STEPS = """
