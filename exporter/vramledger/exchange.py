@@ -6,6 +6,7 @@ import io
 import json
 import socket
 import time
+from contextlib import suppress
 from typing import Any
 
 
@@ -41,7 +42,8 @@ def ask_http(connection: socket.socket, request: bytes, until: float, most: int)
     """
     from http.client import HTTPException, HTTPResponse  # noqa: PLC0415 it loads ssl, which takes 5 MiB
 
-    by(until, connection).sendall(request)
+    with suppress(BrokenPipeError, ConnectionResetError):  # it has refused us, and its answer says why
+        by(until, connection).sendall(request)
     answer = HTTPResponse(_Received(connection, until))  # type: ignore[arg-type]
     try:
         answer.begin()
