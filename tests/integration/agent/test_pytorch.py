@@ -5,7 +5,6 @@ import os
 import socket
 import stat
 import textwrap
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -277,15 +276,13 @@ def test_reports_go_where_their_owner_said(place: Path) -> None:
 def test_reports_of_others_take_no_place(tmp_path: Path) -> None:
     """Where several users write, their files and their names for ours neither count nor are removed."""
     require_root()
-    names = [f"oom-99991231T235959-1-{number:06d}" for number in range(report_file.MAX_KEPT)]
-    theirs = [tmp_path / f"{name}.{ending}" for name in names for ending in ("json", "pickle")]
-    for path in theirs:
-        path.touch()
-        os.chown(path, NOBODY, NOBODY)
     (tmp_path / "ours").touch()
+    theirs: list[Path] = []
     for number in range(report_file.MAX_KEPT):
-        theirs.append(tmp_path / f"oom-99991231T235959-2-{number:06d}.txt")
-        theirs[-1].hardlink_to(tmp_path / "ours")
+        theirs += (tmp_path / f"oom-99991231T235959-{pid}-{number:06d}.json" for pid in (1, 2))
+        theirs[-1].touch()
+        os.chown(theirs[-1], NOBODY, NOBODY)
+        theirs[-2].hardlink_to(tmp_path / "ours")
     for _ in range(report_file.MAX_KEPT + 3):
         written = report_file.write_report({"verdict": "unknown"}, str(tmp_path), {"segments": []})
         assert Path(sure(written)).with_suffix(".pickle").exists()
@@ -361,20 +358,13 @@ def test_a_hung_exporter_is_waited_for_once(place: Path) -> None:
         assert run(place, code) == "1\n"
 
 
-def test_an_answer_that_is_too_deep_is_none(place: Path) -> None:
+def test_an_answer_that_is_too_deep_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that asks an exporter runs on, whatever is said."""
-
-    def answer(listening: socket.socket) -> None:
-        with listening.accept()[0] as connection:
-            transport.receive(connection)
-            connection.send(b"[" * 60_000)
-
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as deep, ThreadPoolExecutor(1) as pool:
-        deep.bind(str(place / "agent.sock"))
-        deep.listen()
-        answered = pool.submit(answer, deep)
-        assert transport.request(str(place / "agent.sock"), {}, 10.0) is None
-        answered.result(10)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    monkeypatch.setattr(transport, "connect", lambda _: ours)
+    with theirs:
+        theirs.send(b"[" * 60_000)
+        assert transport.request("", {}, 1.0) is None
 
 
 STEPS = """

@@ -1,11 +1,6 @@
 """Labels of pods from a kubelet and from an API server, over TLS."""
 
-import socket
-import ssl
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +9,7 @@ import pytest
 from tests.support.certificates import Authority, Pair
 from tests.support.kubernetes_api import write_account
 from tests.support.pod_lists import PodServer, listed_pod, pod_list, serve_pods
+from tests.support.waiting import wait_until
 from vramledger.config import ListenAddress, PodConfig
 from vramledger.kubernetes import api_client
 from vramledger.kubernetes.api_client import ClusterError
@@ -123,34 +119,22 @@ def test_an_endless_answer_is_unread(
     assert api(account, server=server.port).read() == TRAINED
 
 
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
 @pytest.mark.parametrize(
     ("begin", "piece"),
-    [
-        (b"HTTP/1.1 200 OK\r\nA: ", b"x"),
-        (b"HTTP/1.1 200 OK\r\n\r\n", b"x"),
-        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
-    ],
+    [(HEAD + b"A: ", b"x"), (HEAD + b"\r\n", b"x"), (b"", b"HTTP/1.1 100 Continue\r\n\r\n")],
 )
 def test_an_answer_in_drops_ends_in_time(
-    pair: Pair, account: Path, monkeypatch: pytest.MonkeyPatch, begin: bytes, piece: bytes
+    server: PodServer, account: Path, monkeypatch: pytest.MonkeyPatch, begin: bytes, piece: bytes
 ) -> None:
     """Who sends a little at a time, for ever, is given up at one moment; the connection is closed."""
     monkeypatch.setattr(api_client, "LONGEST", 0.5)
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(pair.certificate, pair.key)
-
-    def drip(listening: socket.socket) -> None:
-        with suppress(OSError), context.wrap_socket(listening.accept()[0], server_side=True) as connection:
-            connection.sendall(begin)
-            while True:
-                connection.sendall(piece)
-                time.sleep(0.02)
-
-    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
-        dripping = pool.submit(drip, listening)
-        with pytest.raises(ClusterError, match=r"takes too long|timed out"):
-            api(account, server=listening.getsockname()[1]).read()
-        dripping.result(10)
+    server.begin, server.piece = begin, piece
+    with pytest.raises(ClusterError, match=r"takes too long|timed out"):
+        api(account, server=server.port).read()
+    wait_until(lambda: not server.piece, "the end of the connection")
 
 
 def test_the_newest_token_is_used(server: PodServer, account: Path) -> None:
