@@ -503,36 +503,20 @@ def _need_json(
 ) -> dict[str, Json]:
     use = need.use
     return {
-        "gpu": use.gpu,
-        "uuid": use.uuid,
-        "name": use.name,
-        "held": use.held,
-        "held_peak": need.most,
-        "needed": need.bytes,
-        "planned": need.planned,
-        "failed": need.failed,
-        "wanted": need.wanted,
-        "unused": need.unused,
-        "advice": [each.advice for each in need.frameworks if each.advice],
-        "grade": need.grade.value,
-        "why": need.why,
+        "gpu": use.gpu, "uuid": use.uuid, "name": use.name, "held": use.held, "held_peak": need.most,
+        "needed": need.bytes, "planned": need.planned, "failed": need.failed, "wanted": need.wanted,
+        "unused": need.unused, "advice": [each.advice for each in need.frameworks if each.advice],
+        "grade": need.grade.value, "why": need.why,
         "time_busy": _busy_json(need.time_busy),
         "sm_busy": _busy_json(need.sm_busy),
         "copies_by_time": fit_verdict.copies_by_compute(need.time_busy),
         "copies_by_sm": fit_verdict.copies_by_compute(need.sm_busy),
         "devices": [
             {
-                "gpu": offer.device.gpu,
-                "uuid": offer.device.uuid,
-                "name": offer.device.name,
-                "verdict": offer.verdict,
-                "problem": offer.device.problem or None,
-                "free": offer.device.free,
-                "room": offer.room,
-                "capacity": offer.device.capacity,
-                "runs_here": offer.runs_here,
-                "allowed": offer.allowed,
-                "reserved": offer.reserved or None,
+                "gpu": offer.device.gpu, "uuid": offer.device.uuid, "name": offer.device.name,
+                "verdict": offer.verdict, "problem": offer.device.problem or None, "free": offer.device.free,
+                "room": offer.room, "capacity": offer.device.capacity, "runs_here": offer.runs_here,
+                "allowed": offer.allowed, "reserved": offer.reserved or None,
                 "cgroup_limit": None if offer.limit is None else dict(offer.limit._asdict()),
                 "copies_now": offer.copies_now,
                 "copies_empty": offer.copies_empty,
@@ -544,7 +528,7 @@ def _need_json(
             }
             for offer in offers
         ],
-    }
+    }  # fmt: skip
 
 
 def _busy_json(busy: fit_verdict.Busy | None) -> Json:
