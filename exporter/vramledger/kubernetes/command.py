@@ -22,7 +22,7 @@ from datetime import datetime, timezone
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 import msgspec
@@ -245,7 +245,7 @@ class KubernetesNode:
                 " the chart runs this command with nodeTaint.enabled=true"
             )
         self._server = server
-        self._path = f"/api/v1/nodes/{name}"
+        self._path = f"/api/v1/nodes/{quote(name, safe='')}"
         self._taint = taint
 
     async def read(self) -> NodeMarks:

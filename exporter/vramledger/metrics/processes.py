@@ -190,9 +190,9 @@ PROCESSES_DROPPED = Family(
     absent="when NVML did not give the process list",
 )
 FAMILIES = (
-    *(*HOLDING_FAMILIES, PROCESS_START, PROCESS_INFO, RANK_INFO, FRAMEWORK_POLICY, UNREADABLE),
+    *HOLDING_FAMILIES, PROCESS_START, PROCESS_INFO, RANK_INFO, FRAMEWORK_POLICY, UNREADABLE,
     PROCESSES_DROPPED,
-)
+)  # fmt: skip
 
 
 def collect(snapshot: Snapshot, most: int) -> Collected:

@@ -122,17 +122,17 @@ LONG = 31
 """Minutes: the fifteen boundaries that are watched for longer take half of the time."""
 
 
-@pytest.mark.parametrize(
-    "index",
-    [
-        pytest.param(
-            index,
-            id=f"{each.rule}-{each.threshold}",
-            marks=[pytest.mark.thorough] if watched_for(each) > LONG else [],
-        )
-        for index, each in enumerate(TABLE)
-    ],
-)
+def _boundary(index: int) -> str:
+    return f"{TABLE[index].rule}-{TABLE[index].threshold}"
+
+
+CASES = [
+    pytest.param(index, marks=() if watched_for(each) <= LONG else pytest.mark.thorough)
+    for index, each in enumerate(TABLE)
+]
+
+
+@pytest.mark.parametrize("index", CASES, ids=_boundary)
 def test_boundary(index: int, watched: tuple[list[Boundary], ActivityByNode]) -> None:
     """Just inside its threshold a rule does not fire; at it, it waits for its ``for`` and fires."""
     table, activity = watched
