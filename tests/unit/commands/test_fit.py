@@ -2,6 +2,7 @@
 
 import json
 import re
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from vramledger.commands.fit import (
     fit_lines,
     read_file,
 )
-from vramledger.commands.fit_input import DeviceUse, FrameworkUse, LedgerSample, Program, read_ledger
+from vramledger.commands.fit_input import Busy, DeviceUse, FrameworkUse, LedgerSample, Program, read_ledger
 from vramledger.commands.fit_verdict import (
     AFTER,
     NO,
@@ -33,7 +34,6 @@ from vramledger.commands.fit_verdict import (
     TIGHT,
     UNKNOWN,
     YES,
-    Busy,
     MemoryNeed,
     Offer,
     assess_need,
@@ -61,7 +61,7 @@ def ledger(*devices: DeviceSnapshot, **more: Any) -> LedgerSample:  # noqa: ANN4
 def need(gib: float, *, most: float | None = None, whole_life: bool = True) -> MemoryNeed:
     """Return a need that is known, with a tenth more for planning; with ``most``, one that is not."""
     (seen,) = ledger(device(0, [holding(7)])).uses[7]
-    judged = assess_need([seen._replace(whole_life=whole_life)])
+    judged = assess_need(seen._replace(whole_life=whole_life))
     if most is not None:
         return judged._replace(bytes=None, planned=None, most=int(most * GIB))
     return judged._replace(bytes=int(gib * GIB), planned=int(gib * 1.1 * GIB))
@@ -406,13 +406,24 @@ def sample(pid: int, started: float | None, peak: int, *uuids: str) -> LedgerSam
 def test_which_program_is_meant() -> None:
     """Not an earlier one under the pid, on the devices of the newest sample, and one of several."""
     seen = choose_program([sample(7, 100.0, 50, "A"), sample(7, 900.0, 3, "A")], 7, "here")
-    assert [use.peak for use in seen.uses[0]] == [3]
+    assert [use.peak for use in seen.uses] == [3]
     seen = choose_program([sample(7, 1.0, 9, "A", "B"), sample(7, 1.0, 3, "B")], 7, "here")
-    assert [[(use.uuid, use.peak) for use in uses] for uses in seen.uses] == [[("B", 9), ("B", 3)]]
+    assert [(use.uuid, use.peak) for use in seen.uses] == [("B", 9)]
     ledgers = [sample(7, 1.0, 9, "A"), sample(8, 1.0, 9, "A")]
     with pytest.raises(StartupError, match=r"2 programs .*7, 8.*--pid"):
         choose_program(ledgers, None, "here")
     assert choose_program(ledgers[:1], None, "here").program.pid == 7
+
+
+def test_a_long_recording_takes_no_more_memory() -> None:
+    """The highest of any number of samples is kept, not the samples; programs are counted up to a limit."""
+    tracemalloc.start()
+    seen = choose_program((sample(7, 1.0, 9999 - each, "A", str(each)) for each in range(9999)), 7, "here")
+    with pytest.raises(StartupError, match="more than 1000 programs"):
+        choose_program((sample(each, 1.0, 9, "A") for each in range(10**6)), None, "here")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert ([use.peak for use in seen.uses], peak < 2**21) == ([9999, 1], True)
 
 
 def _document() -> dict[str, Any]:
@@ -463,14 +474,14 @@ def counted(name: str, peak: int | None, *, ordinal: int | None = 0) -> Framewor
 
 def test_a_preallocation_is_not_a_need() -> None:
     """What a pool used and the context, measured where it can be, and never more than the holding."""
-    need = assess_need([use(counted("tensorflow", 181 * MIB))])
+    need = assess_need(use(counted("tensorflow", 181 * MIB)))
     assert need.bytes == 181 * MIB + CONTEXT_BYTES == 1205 * MIB
     assert need.grade is Grade.INFERRED
     assert "assumed" in need.why
     assert need.most == 22_885 * MIB
-    need = assess_need([use(counted("jax", GIB), overhead=518 * MIB, framework="jax", policy="fraction")])
+    need = assess_need(use(counted("jax", GIB), overhead=518 * MIB, framework="jax", policy="fraction"))
     assert (need.bytes, need.grade) == (GIB + 518 * MIB, Grade.PROVEN)
-    need = assess_need([use(counted("tensorflow", 300 * MIB), held=534 * MIB, policy="growth")])
+    need = assess_need(use(counted("tensorflow", 300 * MIB), held=534 * MIB, policy="growth"))
     assert need.bytes == 534 * MIB
 
 
@@ -481,18 +492,18 @@ def test_peaks_of_a_need() -> None:
         use(counted("torch", GIB), overhead=600 * MIB),
         use(counted("torch", 2 * GIB), overhead=None),
     ]
-    assert assess_need(seen).bytes == 9 * GIB + 600 * MIB
-    need = assess_need([use(counted("torch", GIB), counted("jax", 2 * GIB), overhead=700 * MIB)])
+    assert assess_need(seen[2].after(seen[1].after(seen[0]))).bytes == 9 * GIB + 600 * MIB
+    need = assess_need(use(counted("torch", GIB), counted("jax", 2 * GIB), overhead=700 * MIB))
     assert need.bytes == 3 * GIB + 700 * MIB
     several = counted("torch", GIB), counted("cupy", None)
-    need = assess_need([use(*several, overhead=500 * MIB, policy="caching")])
+    need = assess_need(use(*several, overhead=500 * MIB, policy="caching"))
     assert (need.bytes, need.most) == (None, 22_885 * MIB)
 
 
 @pytest.mark.parametrize("policy", ["preallocate", "fraction", "limit"])
 def test_without_counters_a_set_size_says_nothing_of_the_need(policy: str) -> None:
     """Of a program that took a set size nothing but an upper bound is known, and no limit is advised."""
-    need = assess_need([use(policy=policy)])
+    need = assess_need(use(policy=policy))
     assert (need.bytes, need.planned, need.most) == (None, None, 22_885 * MIB)
     assert "vramledger run" in need.why
     assert list(limit_advice(need, CARD)) == []
@@ -500,18 +511,18 @@ def test_without_counters_a_set_size_says_nothing_of_the_need(policy: str) -> No
 
 def test_what_bounds_a_need() -> None:
     """The charge of a whole life; a counted peak may have been reset; nothing known is not zero."""
-    need = assess_need([use(framework="torch", policy="caching", whole_life=True)])
+    need = assess_need(use(framework="torch", policy="caching", whole_life=True))
     assert (need.bytes, need.enough, need.grade) == (None, 22_885 * MIB, Grade.SEEN)
-    need = assess_need([use(counted("torch", GIB), overhead=518 * MIB, framework="torch", policy="caching")])
+    need = assess_need(use(counted("torch", GIB), overhead=518 * MIB, framework="torch", policy="caching"))
     assert "since its start or its last reset" in need.why
-    need = assess_need([use(held=None, peak=None)])
+    need = assess_need(use(held=None, peak=None))
     assert (need.bytes, need.most, need.enough) == (None, None, None)
 
 
 @pytest.mark.parametrize("policy", ["caching", "preallocate", "fraction", "limit", ""])
 def test_the_highest_charge_of_a_part_of_a_life_is_no_bound(policy: str) -> None:
     """A program that was not watched since its start may need more than it was seen to hold, or less."""
-    need = assess_need([use(framework="torch", policy=policy, whole_life=False)])
+    need = assess_need(use(framework="torch", policy=policy, whole_life=False))
     assert (need.bytes, need.most, need.enough) == (None, 22_885 * MIB, None)
     assert need.grade is Grade.INFERRED
 
@@ -519,23 +530,23 @@ def test_the_highest_charge_of_a_part_of_a_life_is_no_bound(policy: str) -> None
 def test_a_failed_allocation_is_part_of_what_is_wanted() -> None:
     """After an out-of-memory error there is no amount that is certainly enough, and no limit to advise."""
     failure: dict[str, Any] = {"failed": True, "failed_request": 3 * GIB, "used_at_failure": 7 * GIB}
-    need = assess_need([use(counted("torch", 8 * GIB), overhead=GIB, **failure)])
+    need = assess_need(use(counted("torch", 8 * GIB), overhead=GIB, **failure))
     assert (need.bytes, need.wanted, need.enough) == (9 * GIB, 11 * GIB, None)
     assert list(limit_advice(need, CARD)) == []
 
 
 def test_a_device_that_is_only_listed_is_not_used() -> None:
     """A device where the framework used nothing is not needed; on one that is too small no limit helps."""
-    assert assess_need([use(counted("tensorflow", 1280))]).unused
-    assert not assess_need([use()]).unused
-    assert list(limit_advice(assess_need([use(counted("torch", 20 * GIB), overhead=GIB)]), 8 * GIB)) == []
+    assert assess_need(use(counted("tensorflow", 1280))).unused
+    assert not assess_need(use()).unused
+    assert list(limit_advice(assess_need(use(counted("torch", 20 * GIB), overhead=GIB)), 8 * GIB)) == []
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax", "tensorflow", "rmm"])
 @pytest.mark.parametrize("peak", [MIB, 181 * MIB, 7 * GIB + 1, 20 * GIB])
 def test_a_limit_is_never_below_the_need(framework: str, peak: int) -> None:
     """Each limit, in whatever unit the framework takes it, leaves at least the peak with its headroom."""
-    need = assess_need([use(counted(framework, peak, ordinal=3), overhead=GIB, framework=framework)])
+    need = assess_need(use(counted(framework, peak, ordinal=3), overhead=GIB, framework=framework))
     wanted = peak + max(int(peak * 0.1), 64 * MIB)
     limits = {
         "torch": (r"fraction\(([\d.]+), 3\)", CARD),
@@ -559,7 +570,8 @@ def test_a_program_that_is_busy_leaves_time_for_few(mean: float, copies: int | N
 
 def test_busy_samples_that_are_missing_are_not_zero() -> None:
     """A sample without a figure changes neither the mean nor the number of samples."""
-    busy = sure(assess_need([use(time_busy=0.4), use(time_busy=None), use(time_busy=0.8)]).time_busy)
+    seen = [use(time_busy=each and Busy(each, each, 1)) for each in (0.4, None, 0.8)]
+    busy = sure(assess_need(seen[2].after(seen[1].after(seen[0]))).use.time_busy)
     assert busy.mean == pytest.approx(0.6)
     assert (busy.highest, busy.samples) == (0.8, 2)
-    assert assess_need([use()]).time_busy is None
+    assert assess_need(use()).use.time_busy is None
