@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import time
 import zlib
@@ -33,7 +32,7 @@ from vramledger.config import IDLE_AFTER
 from vramledger.errors import RecordingError, StartupError, UsageError
 from vramledger.model.records import JSON_VERSION, Json
 from vramledger.model.snapshot import Snapshot
-from vramledger.sampling.replay import FORMAT, read_recording
+from vramledger.sampling.replay import FORMAT, open_recording, read_recording
 from vramledger.sampling.supervisor import Supervisor
 from vramledger.serving.source import snapshots
 from vramledger.views.ledger_json import snapshot_json
@@ -136,12 +135,6 @@ def choose_program(ledgers: Iterable[LedgerSample], pid: int | None, origin: str
     return Seen(newest.programs[chosen], found, newest, origin)
 
 
-async def past_sample(args: argparse.Namespace, at: float) -> list[LedgerSample]:
-    """Return a stored moment. Raises StartupError if nothing is stored of it."""
-    _, answer, _ = await ask_moment(args, at)
-    return [_ledger(answer.snapshot)]
-
-
 def read_file(path: Path, pid: int | None) -> Seen:
     """Return what a file says. Raises RecordingError if unreadable, StartupError without the program."""
     content = _read_content(path)
@@ -164,9 +157,7 @@ def read_file(path: Path, pid: int | None) -> Seen:
 
 def _read_content(path: Path) -> bytes:
     try:
-        with path.open("rb") as raw:
-            compressed = raw.read(2) == b"\x1f\x8b"
-        with gzip.open(path, "rb") if compressed else path.open("rb") as file:
+        with open_recording(path) as file:
             content = file.read(_MAX_FILE_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -277,7 +268,8 @@ class Fit(NamedTuple):
     @property
     def status(self) -> int:
         """Return the exit status."""
-        wanted = [offers for need, offers in zip(self.needs, self.offers, strict=True) if not need.unused]
+        found = [each for each in zip(self.needs, self.offers, strict=True) if not each[0].unused]
+        wanted = [offers for _, offers in found]
         if not self.of_this_host:
             return CANNOT_TELL
         if fit_verdict.assign_devices(wanted):
@@ -285,9 +277,8 @@ class Fit(NamedTuple):
         unsure = any(
             each.verdict in (fit_verdict.PERHAPS, fit_verdict.UNKNOWN)
             or (each.verdict == fit_verdict.AFTER and need.bytes is None)
-            for need, offers in zip(self.needs, self.offers, strict=True)
+            for need, offers in found
             for each in offers
-            if not need.unused
         )
         return CANNOT_TELL if unsure or not any(wanted) else DOES_NOT_FIT
 
@@ -307,7 +298,8 @@ async def _fit(args: argparse.Namespace) -> Fit:
     if number is None:
         seen = read_file(Path(args.what), args.pid)
     else:
-        seen = choose_program(await past_sample(args, args.at), number, "as it was stored")
+        _, answer, _ = await ask_moment(args, args.at)
+        seen = choose_program([_ledger(answer.snapshot)], number, "as it was stored")
     ledgers, by = await watch_host(args, 0.0)
     return _compare(args, seen, ledgers[-1] if ledgers else None, by, live=False)
 
@@ -471,21 +463,12 @@ def _doubt(need: fit_verdict.MemoryNeed, offer: fit_verdict.Offer) -> str:
     return f"enough for what it had, {also} for the allocation that failed"
 
 
-def _chosen_device(
-    need: fit_verdict.MemoryNeed, offers: Sequence[fit_verdict.Offer]
-) -> tuple[str, int | None]:
-    """Return the name and capacity of the device for which limits are written: the first where it fits."""
-    for offer in offers:
-        if offer.usable:
-            return _place(offer.device.gpu, offer.device.name), offer.device.capacity
-    return _place(need.use.gpu, need.use.name), need.use.capacity
-
-
 def _limit_lines(
     need: fit_verdict.MemoryNeed, offers: Sequence[fit_verdict.Offer], headroom: float
 ) -> Iterator[str]:
-    place, capacity = _chosen_device(need, offers)
-    for advice in fit_verdict.limit_advice(need, capacity, headroom):
+    device = next((each.device for each in offers if each.usable), need.use)
+    place = _place(device.gpu, device.name)
+    for advice in fit_verdict.limit_advice(need, device.capacity, headroom):
         yield f"    limit        {advice.text}"
         yield f"                 {advice.where}, {advice.framework} on {place}: {advice.about}"
 

@@ -106,10 +106,9 @@ async def _read_directory(path: Path, question: dict[str, Any], why: str) -> tup
         if (size := HEADER.unpack(head)[1]) > _BYTES:
             raise StartupError(f"the answer has more than {_BYTES >> 20} MiB; ask for a shorter span")
         found = await asyncio.wait_for(process.stdout.readexactly(size), _SECONDS)
-    except asyncio.TimeoutError as error:
-        raise StartupError(f"{path} is not read in {_SECONDS:.0f} s; ask for a shorter span") from error
-    except (asyncio.IncompleteReadError, OSError) as error:
-        raise StartupError(f"{path}: the process that reads it has ended") from error
+    except (asyncio.TimeoutError, asyncio.IncompleteReadError, OSError) as error:
+        what = f"is not read in {_SECONDS:.0f} s, or the process that reads it has ended"
+        raise StartupError(f"{path} {what}; ask for a shorter span") from error
     finally:
         ChildProcess(process).kill_now()
         with suppress(asyncio.TimeoutError):  # a file system that hangs may keep it

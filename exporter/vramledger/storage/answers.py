@@ -244,7 +244,12 @@ def answer(directory: Path, request: dict[str, Any], host: str = "") -> bytes:
 def _answer(past: PastReader, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     ask = request["ask"]
     if ask == protocol.RESTORE:
-        return _restore(past)
+        newest = past.newest()
+        if newest is None:
+            return {"found": False}, b""
+        readings = [(each.time, each.value) for each in newest.readings]
+        content = json.dumps({"state": newest.state.value, "readings": readings}).encode()
+        return {"found": True, "header": newest.header}, content
     if ask == protocol.AT:
         return _moment(past, request)
     begin, end = float(request["from"]), float(request["to"])
@@ -286,14 +291,6 @@ def _readings(past: PastReader, found: Iterator[protocol.Entry]) -> tuple[dict[s
                 f"its readings have more than {READINGS_MAX >> 20} MiB; ask for a shorter span"
             )
     return {"readings": count}, bytes(content[:-1])
-
-
-def _restore(past: PastReader) -> tuple[dict[str, Any], bytes]:
-    found = past.newest()
-    if found is None:
-        return {"found": False}, b""
-    content = {"state": found.state.value, "readings": [(each.time, each.value) for each in found.readings]}
-    return {"found": True, "header": found.header}, json.dumps(content).encode()
 
 
 def _hidden(request: dict[str, Any]) -> HiddenNames | None:
@@ -346,6 +343,7 @@ def _enter(path: Path) -> Path:
 
     Its user may have put links to files of others there, to which SQLite, as root, would write.
     """
+    path = path.absolute()
     try:
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         found = os.fstat(directory)
@@ -382,9 +380,8 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # the exporter's end is ours
     config = json.loads(sys.argv[1])
     configure(*sys.argv[2:4])
-    most = resource.getrlimit(resource.RLIMIT_AS)[1]
-    most = MEMORY_MAX if most == resource.RLIM_INFINITY else min(most, MEMORY_MAX)
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    with suppress(ValueError):  # it is lower already
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MAX, MEMORY_MAX))
     directory: Path | StartupError
     try:
         directory = _enter(Path(config["path"]))

@@ -117,11 +117,7 @@ def watched(
     return table, rule_activity(table, folder, VERSIONS[0], home)
 
 
-def _boundary(index: int) -> str:
-    return f"{TABLE[index].rule}-{TABLE[index].threshold}"
-
-
-@pytest.mark.parametrize("index", range(len(TABLE)), ids=_boundary)
+@pytest.mark.parametrize("index", range(len(TABLE)), ids=[f"{each.rule}-{each.threshold}" for each in TABLE])
 def test_boundary(index: int, watched: tuple[list[Boundary], ActivityByNode]) -> None:
     """Just inside its threshold a rule does not fire; at it, it waits for its ``for`` and fires."""
     table, activity = watched

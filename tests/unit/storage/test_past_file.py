@@ -375,8 +375,8 @@ def test_nothing_in_the_file_runs_code(tmp_path: Path) -> None:
         )
     said = answer_or_problem(tmp_path, json.dumps({"ask": "slider", **ALL}).encode(), "machine-1")
     past.watch(10)
-    for text in (json.loads(said)["error"], status_of(past)["error"]):
-        assert re.search("devices is not as|unsafe use of|not authorized|prohibited", text or ""), text
+    assert json.loads(said)["error"] == "its devices is not as this version makes it"
+    assert re.search("unsafe use of|not authorized|prohibited", status_of(past)["error"] or "")
 
 
 def asked(path: Path) -> bytes:
@@ -385,23 +385,16 @@ def asked(path: Path) -> bytes:
     return asyncio.run(ask_past(args, {"ask": AT, "at": EPOCH + 3}))[1]
 
 
-@pytest.mark.parametrize("what", ["is not as this", pytest.param("2 GiB", marks=pytest.mark.thorough)])
-def test_a_strangers_past_takes_no_memory_without_end(tmp_path: Path, what: str) -> None:
-    """A view that never ends in the place of a table, and lines that unpack to gigabytes, are one line."""
+@pytest.mark.thorough
+def test_a_strangers_past_takes_no_memory_without_end(tmp_path: Path) -> None:
+    """Lines that unpack to gigabytes are one line of error for who reads them, and a process that ends."""
     watched_past(tmp_path, 5).end()
     packed = zlib.compress(b'{"k":"s","t":1,"p":[' + b"[]," * (80 << 20) + b"[]]}\n")
     with closing(sqlite3.connect(tmp_path / NAME)) as file:
-        if what == "2 GiB":
-            file.execute("UPDATE piece SET checksum = ?, lines = ?", (zlib.crc32(packed), packed))
-        else:
-            file.executescript(
-                "DROP TABLE segment; CREATE VIEW segment AS WITH RECURSIVE c(id) AS (SELECT 1 UNION ALL "
-                "SELECT id + 1 FROM c) SELECT id, 0.0 AS begin, 1 AS step, '{}' AS header FROM c"
-            )
+        file.execute("UPDATE piece SET checksum = ?, lines = ?", (zlib.crc32(packed), packed))
         file.commit()
-    with pytest.raises(StartupError, match=what) as refused:
+    with pytest.raises(StartupError, match=r"\A[^\n]* more than 2 GiB of memory[^\n]*\Z"):
         asked(tmp_path)
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("log", ["-shm", "-wal"])
