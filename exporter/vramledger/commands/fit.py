@@ -137,8 +137,7 @@ def choose_program(ledgers: Iterable[LedgerSample], pid: int | None, origin: str
 
 def read_file(path: Path, pid: int | None) -> Seen:
     """Return what a file says. Raises RecordingError if unreadable, StartupError without the program."""
-    content = _read_content(path)
-    documents = _documents(path, content)
+    documents = _documents(path, _read_content(path))
     first = documents[0]
     origin = f"from {path.name}"
     if isinstance(first, dict) and first.get("format") == FORMAT:
@@ -162,8 +161,6 @@ def _read_content(path: Path) -> bytes:
     except (OSError, EOFError, zlib.error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise RecordingError(f"cannot read {path}: {reason}") from error
-    if len(content) > _MAX_FILE_BYTES:
-        raise RecordingError(f"{path} is longer than {_MAX_FILE_BYTES // 2**20} MiB; keep a part of it")
     return content
 
 
@@ -172,6 +169,8 @@ def _documents(path: Path, content: bytes) -> list[Any]:
     head = _parse([content[:_MAX_HEAD_BYTES].lstrip().partition(b"\n")[0]])
     if head and isinstance(head[0], dict) and head[0].get("format") == FORMAT:
         return head
+    if len(content) > _MAX_FILE_BYTES:
+        raise RecordingError(f"{path} is longer than {_MAX_FILE_BYTES // 2**20} MiB; keep a part of it")
     if sum(map(content.count, (b",", b"[", b"{", b"\n"))) > _MAX_VALUES:
         raise RecordingError(f"{path} has more than {_MAX_VALUES:,} values; keep a part of it")
     lines = [line for line in content.split(b"\n") if line.strip()]
