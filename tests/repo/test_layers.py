@@ -16,7 +16,7 @@ LAYERS = [
     *("__main__", "cli", "kubernetes.command", "slurm.command", "commands"),
     *("serving", "storage", "web", "metrics"),
     *("sampling", "agent_server", "views", "verdicts", "accounting", "readers", "config", "model"),
-    *("rate_limit", "logs", "errors"),
+    *("exchange", "rate_limit", "logs", "errors"),
 ]
 
 ROOMS = {"kubernetes": "readers", "slurm": "readers"}

@@ -9,14 +9,7 @@ from msgspec import structs
 
 from vramledger.accounting.ledger import balance, system_bytes
 from vramledger.accounting.owners.owner_usage import Charge, DeviceUsage
-from vramledger.model.agent_report import (
-    REASONS,
-    AgentReport,
-    AgentSocket,
-    FrameworkReport,
-    GarbageReport,
-    OutOfMemory,
-)
+from vramledger.model import agent_report
 from vramledger.model.holder_facts import KvCache
 from vramledger.model.reading import (
     FAILURE_REASONS,
@@ -191,7 +184,9 @@ def process(
 SETTINGS = {
     "expandable_segments": "false", "max_split_size_mb": "unlimited", "garbage_collection_threshold": "off",
 }  # fmt: skip
-SOCKET = AgentSocket(listening=True, connections=1, rejected=dict.fromkeys(REASONS, 0))
+SOCKET = agent_report.AgentSocket(
+    listening=True, connections=1, rejected=dict.fromkeys(agent_report.REASONS, 0)
+)
 
 
 def agent(uuid: str) -> AgentSnapshot:
@@ -202,19 +197,19 @@ def agent(uuid: str) -> AgentSnapshot:
         figures = {name: (number + 8) * MIB for number, name in enumerate(names)}
         categories = dict.fromkeys(CATEGORIES, MIB) if framework.has_categories else {}
         pools.append(Pool(framework.name, 0, figures, categories))
-    report = AgentReport(
+    report = agent_report.AgentReport(
         sequence=1,
         interval=1.0,
         agent="0.1.0",
         python="3.11.7",
-        collector=GarbageReport(enabled=True, collections=3),
+        collector=agent_report.GarbageReport(enabled=True, collections=3),
         frameworks=(
-            FrameworkReport(
+            agent_report.FrameworkReport(
                 "torch", "2.13.0", allocator="native", policy="caching", settings=SETTINGS, pinned=16 * MIB,
                 pinned_in_use=MIB,
             ),
         ),
-        last_oom=OutOfMemory(NOW - 5, "torch", 0, MIB, "leaking", "/home/ada/oom.txt"),
+        last_oom=agent_report.OutOfMemory(NOW - 5, "torch", 0, MIB, "leaking", "/home/ada/oom.txt"),
     )  # fmt: skip
     return AgentSnapshot(
         up=True, received=NOW - 1, report=report, pools={uuid: tuple(pools)}, errors={"torch": 0}, dropped=0,

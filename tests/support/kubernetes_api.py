@@ -48,7 +48,7 @@ class ApiServer:
             return web.json_response({"kind": "Status", "message": "Unauthorized"}, status=401)
         if self.refuse:
             self.refused += 1
-            return web.json_response({"kind": "Status", "message": "refused"}, status=self.refuse)
+            return web.Response(text="[" * 100_000, status=self.refuse)
         self.asked.append((request.method, request.path, request.content_type))
         if request.method == "PATCH":
             change = await request.json()

@@ -3,6 +3,7 @@
 import json
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ class PodServer:
     status: int = 200  # who has no token gets 401
     port: int = 0
     asked: list[tuple[str, str]] = field(default_factory=list)
+    begin: bytes = b""  # is sent before the answer
+    piece: bytes = b""  # is sent again and again before it, until the client closes; then there is none
 
 
 class _Server(ThreadingTCPServer):
@@ -54,6 +57,13 @@ def _handler(server: PodServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             server.asked.append((self.path, self.headers["Accept"]))
+            self.wfile.write(server.begin)
+            try:
+                while server.piece:
+                    self.wfile.write(server.piece)
+                    time.sleep(0.02)
+            except OSError:
+                server.piece = b""
             known = self.headers["Authorization"] == f"Bearer {TOKEN}"
             body = server.body if known else b"Unauthorized"
             self.send_response(server.status if known else 401)

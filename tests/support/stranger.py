@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -118,12 +118,14 @@ def descriptors(count: str) -> None:
 
 
 @contextmanager
-def strange(what: str, *arguments: str, user: int = USER) -> Iterator[subprocess.Popen[str]]:
+def strange(
+    what: str, *arguments: str, user: int = USER, within: Sequence[str] = ()
+) -> Iterator[subprocess.Popen[str]]:
     with TemporaryDirectory(prefix="stranger-", dir="/run") as name:
         Path(name).chmod(0o755)
         script = Path(name, "stranger.py")
         script.write_text(Path(__file__).read_text("utf-8"), encoding="utf-8")
-        command = ["/usr/bin/python3", str(script), what, *arguments]
+        command = [*within, "/usr/bin/python3", str(script), what, *arguments]
         with subprocess.Popen(
             command, user=user, group=user, extra_groups=[], stdout=subprocess.PIPE, text=True
         ) as process:

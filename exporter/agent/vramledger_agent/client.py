@@ -17,6 +17,7 @@ import stat
 import struct
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -30,8 +31,8 @@ PROC = Path("/proc")
 _INIT = 1
 
 
-_MOUNTS_MOST = 16 * 2**20
-"""Bytes of a list of mounts that are read: a user can make it so long that it takes minutes."""
+_MOUNTS_MOST = 1000
+"""Mounts that are looked at: a list can be so long that it takes minutes, and the root is among the first."""
 
 
 class _Namespaces(NamedTuple):
@@ -65,18 +66,16 @@ def _read_namespaces(pid: str) -> _Namespaces | None:
 
 
 def _read_root(pid: str) -> tuple[bytes, bytes] | None:
-    """Return device and directory of the root file system; None if the list of mounts is too long.
+    """Return device and directory of the root file system; None if it is not among the first mounts.
 
     The kernel writes spaces and line feeds in names as numbers, and no other character.
     """
     try:
         with (PROC / pid / "mountinfo").open("rb") as file:
-            mounts = file.read(_MOUNTS_MOST)
+            fields = (line.split(b" ", 5) for line in islice(file, _MOUNTS_MOST))
+            return next(((each[2], each[3]) for each in fields if each[4] == b"/"), None)
     except OSError:
         return None
-    fields = (line.split(b" ") for line in mounts.split(b"\n"))
-    roots = [(each[2], each[3]) for each in fields if len(each) > 4 and each[4] == b"/"]  # noqa: PLR2004
-    return roots[-1] if roots and len(mounts) < _MOUNTS_MOST else None
 
 
 _CREDENTIALS = struct.Struct("3i")

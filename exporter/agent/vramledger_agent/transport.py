@@ -180,7 +180,7 @@ def request(path: str, message: dict[str, object], timeout: float) -> dict[str, 
             connection.send(json.dumps(message).encode(), socket.MSG_NOSIGNAL)
             connection.settimeout(max(0.001, deadline - time.monotonic()))
             answer = json.loads(connection.recv(MAX_MESSAGE_BYTES))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         if belongs_to_program(error):
             raise
         return None

@@ -30,6 +30,7 @@ from vramledger.commands.past import add_storage, ask_moment, past_time
 from vramledger.commands.samples import SAMPLES_MIN, exporter_snapshots
 from vramledger.config import IDLE_AFTER
 from vramledger.errors import RecordingError, StartupError, UsageError
+from vramledger.exchange import read_json
 from vramledger.model.records import JSON_VERSION, Json
 from vramledger.model.snapshot import Snapshot
 from vramledger.sampling.replay import FORMAT, open_recording, read_recording
@@ -185,8 +186,8 @@ def _documents(path: Path, content: bytes) -> list[Any]:
 
 def _parse(texts: Sequence[bytes]) -> list[Any]:
     try:
-        return [json.loads(each) for each in texts]
-    except (ValueError, RecursionError):
+        return [read_json(each) for each in texts]
+    except ValueError:
         return []
 
 
@@ -495,36 +496,20 @@ def _need_json(
 ) -> dict[str, Json]:
     use = need.use
     return {
-        "gpu": use.gpu,
-        "uuid": use.uuid,
-        "name": use.name,
-        "held": use.held,
-        "held_peak": need.most,
-        "needed": need.bytes,
-        "planned": need.planned,
-        "failed": need.failed,
-        "wanted": need.wanted,
-        "unused": need.unused,
-        "advice": [each.advice for each in need.frameworks if each.advice],
-        "grade": need.grade.value,
-        "why": need.why,
+        "gpu": use.gpu, "uuid": use.uuid, "name": use.name, "held": use.held, "held_peak": need.most,
+        "needed": need.bytes, "planned": need.planned, "failed": need.failed, "wanted": need.wanted,
+        "unused": need.unused, "advice": [each.advice for each in need.frameworks if each.advice],
+        "grade": need.grade.value, "why": need.why,
         "time_busy": _busy_json(need.use.time_busy),
         "sm_busy": _busy_json(need.use.sm_busy),
         "copies_by_time": fit_verdict.copies_by_compute(need.use.time_busy),
         "copies_by_sm": fit_verdict.copies_by_compute(need.use.sm_busy),
         "devices": [
             {
-                "gpu": offer.device.gpu,
-                "uuid": offer.device.uuid,
-                "name": offer.device.name,
-                "verdict": offer.verdict,
-                "problem": offer.device.problem or None,
-                "free": offer.device.free,
-                "room": offer.room,
-                "capacity": offer.device.capacity,
-                "runs_here": offer.runs_here,
-                "allowed": offer.allowed,
-                "reserved": offer.reserved or None,
+                "gpu": offer.device.gpu, "uuid": offer.device.uuid, "name": offer.device.name,
+                "verdict": offer.verdict, "problem": offer.device.problem or None, "free": offer.device.free,
+                "room": offer.room, "capacity": offer.device.capacity, "runs_here": offer.runs_here,
+                "allowed": offer.allowed, "reserved": offer.reserved or None,
                 "cgroup_limit": None if offer.limit is None else dict(offer.limit._asdict()),
                 "copies_now": offer.copies_now,
                 "copies_empty": offer.copies_empty,
@@ -536,7 +521,7 @@ def _need_json(
             }
             for offer in offers
         ],
-    }
+    }  # fmt: skip
 
 
 def _busy_json(busy: Busy | None) -> Json:

@@ -12,7 +12,6 @@ flow control is one window that is wide enough (RFC 9113).
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 import stat
@@ -22,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vramledger.exchange import by, read_json
 from vramledger.model.reading import Grant, Scheduler
 from vramledger.readers.owners.host_files import HostFiles
 
@@ -57,9 +57,8 @@ def call_method(path: str, method: str, timeout: float) -> bytes:
     deadline = time.monotonic() + timeout
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(timeout)
-            connection.connect(path)
-            connection.sendall(_encode_request(method))
+            by(deadline, connection).connect(path)
+            by(deadline, connection).sendall(_encode_request(method))
             return _parse_message(_read_body(connection, deadline))
     except (OSError, ValueError) as error:
         raise GrpcError(str(error) or type(error).__name__) from error
@@ -113,11 +112,7 @@ def _read_frames(connection: socket.socket, deadline: float) -> Iterator[_Http2F
             kind, flags, stream = struct.unpack("!BBI", data[3:9])
             yield _Http2Frame(kind, flags, stream & 0x7FFFFFFF, bytes(data[9 : 9 + length]))
             del data[: 9 + length]
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            raise TimeoutError
-        connection.settimeout(remaining)
-        chunk = connection.recv(65_536)
+        chunk = by(deadline, connection).recv(65_536)
         if not chunk:
             return
         data += chunk
@@ -127,9 +122,9 @@ def _read_body(connection: socket.socket, deadline: float) -> bytes:
     body = bytearray()
     for frame in _read_frames(connection, deadline):
         if frame.kind == _SETTINGS and not frame.flags & _ACK:
-            connection.sendall(_encode_frame(_SETTINGS, _ACK, 0, b""))
+            by(deadline, connection).sendall(_encode_frame(_SETTINGS, _ACK, 0, b""))
         elif frame.kind == _PING and not frame.flags & _ACK:
-            connection.sendall(_encode_frame(_PING, _ACK, 0, frame.payload))
+            by(deadline, connection).sendall(_encode_frame(_PING, _ACK, 0, frame.payload))
         elif frame.kind == _GOAWAY:
             raise GrpcError("it refuses the connection")
         elif frame.stream == _STREAM:
@@ -321,8 +316,8 @@ def read_dra_devices(rootfs: Path) -> Mapping[str, str]:
 def parse_devices(data: bytes) -> dict[str, str]:
     """Read a checkpoint; what is not understood is left out."""
     try:
-        checkpoint = json.loads(data)
-    except (ValueError, RecursionError):
+        checkpoint = read_json(data)
+    except ValueError:
         return {}
     found: dict[str, str] = {}
     for version in VERSIONS:

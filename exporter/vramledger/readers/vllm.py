@@ -13,10 +13,10 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from io import BytesIO
 from itertools import islice, pairwise
 from typing import NamedTuple
 
+from vramledger.exchange import ask_http
 from vramledger.model.holder_facts import KvCache
 from vramledger.model.reading import ProcessRow
 from vramledger.readers.collector import BoundedReader, Collector, Context, Health, Part
@@ -57,36 +57,13 @@ NOTHING = CacheFigures(None, None, None)
 
 def request_metrics(listener: Listener) -> bytes | None:
     """Return the page of metrics; None where there is no whole and good answer in time."""
-    from http.client import HTTPException, HTTPResponse  # noqa: PLC0415 only with --collector.vllm: it loads ssl
-
-    class Received:
-        """Stands for a connection on which all of an answer has arrived."""
-
-        def makefile(self, _mode: str) -> BytesIO:
-            return BytesIO(received)
-
+    until = time.monotonic() + TIMEOUT
     try:
-        received = _exchange(listener)
-        response = HTTPResponse(Received())  # type: ignore[arg-type]
-        response.begin()
-        return response.read() if response.status == _OK else None
-    except (OSError, HTTPException, ValueError, OverflowError):  # the last for a length beyond 64 bits
+        with socket.create_connection((listener.host, listener.port), TIMEOUT) as connection:
+            status, page = ask_http(connection, _REQUEST, until, MAX_BYTES)
+    except (OSError, ValueError):
         return None
-
-
-def _exchange(listener: Listener) -> bytes:
-    deadline = time.monotonic() + TIMEOUT
-    received = bytearray()
-    with socket.create_connection((listener.host, listener.port), TIMEOUT) as connection:
-        connection.sendall(_REQUEST)
-        while True:
-            left = deadline - time.monotonic()
-            if left <= 0 or len(received) > MAX_BYTES:
-                raise OSError("the answer is too long or too slow")
-            connection.settimeout(left)
-            if not (chunk := connection.recv(65536)):
-                return bytes(received)
-            received += chunk
+    return page if status == _OK else None
 
 
 def parse_figures(page: bytes) -> CacheFigures:

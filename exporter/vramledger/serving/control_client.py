@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import http.client
 import socket
+import threading
 import time
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from vramledger.errors import StartupError
+from vramledger.exchange import ask_http, by
 from vramledger.serving import control_messages as messages
 from vramledger_agent.client import UntrustedListenerError, check_listener
 
@@ -59,61 +61,40 @@ async def request_past(path: Path, question: dict[str, Any]) -> tuple[str, dict[
     return head.program, head.head, content
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path, seconds: float) -> None:
-        super().__init__("localhost", timeout=seconds)
-        self._path = path
-        self._deadline = time.monotonic() + seconds
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        self.sock.settimeout(self.timeout)
-        while True:
-            try:
-                self.sock.connect(str(self._path))
-                break
-            except BlockingIOError:  # its queue is full
-                if time.monotonic() > self._deadline:
-                    raise TimeoutError from None
-                time.sleep(_BUSY_PAUSE)
-        check_listener(self.sock, self._path)
-
-    def interrupt(self) -> None:
-        """End what another thread waits for."""
-        self._deadline = 0.0
-        if self.sock is not None:
-            with suppress(OSError):
-                self.sock.shutdown(socket.SHUT_RDWR)
-
-
 async def _exchange(path: Path, seconds: float, method: str, target: str, body: bytes = b"") -> bytes:
     """Return the body of an answer. Raises NoExporterError if there is none, StartupError if refused."""
-    connection = _UnixConnection(path, seconds)
-    exchange = asyncio.to_thread(_request, connection, method, target, body)
+    head = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    until, given_up = time.monotonic() + seconds, threading.Event()
+    request = partial(_request, connection, path, head.encode() + body, until, given_up)
     try:
-        status, answer = await asyncio.wait_for(exchange, seconds)
+        status, answer = await asyncio.to_thread(request)
     except UntrustedListenerError as error:
         raise NoExporterError(str(error)) from error
-    except (OSError, http.client.HTTPException, asyncio.TimeoutError) as error:
+    except (OSError, ValueError) as error:
         raise NoExporterError(_describe(path, error)) from error
     finally:
-        connection.interrupt()
+        given_up.set()
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
     if status != HTTPStatus.OK:
         raise StartupError(f"the exporter says: {_read(answer, messages.Refused).error}")
     return answer
 
 
-def _request(connection: _UnixConnection, method: str, target: str, body: bytes) -> tuple[int, bytes]:
-    try:
-        with suppress(BrokenPipeError, ConnectionResetError):  # it has refused us, and its answer says why
-            connection.request(method, target, body or None)
-        response = connection.getresponse()
-        answer = response.read(messages.MAX_ANSWER_BYTES)
-        if not response.isclosed() and response.length:
-            raise http.client.IncompleteRead(answer, response.length)
-        return response.status, answer
-    finally:
-        connection.close()
+def _request(
+    connection: socket.socket, path: Path, request: bytes, until: float, given_up: threading.Event
+) -> tuple[int, bytes]:
+    with connection:
+        while True:
+            try:
+                by(until, connection).connect(str(path))
+                break
+            except BlockingIOError:  # its queue is full
+                if given_up.wait(_BUSY_PAUSE):
+                    raise
+        check_listener(connection, path)
+        return ask_http(connection, request, until, messages.MAX_ANSWER_BYTES)
 
 
 def _read(answer: bytes, kind: type[_T]) -> _T:
@@ -134,7 +115,7 @@ def _describe(path: Path, error: Exception) -> str:
         )
     if isinstance(error, PermissionError):
         return f"{path} cannot be reached by this user; run this as root or as the exporter's user"
-    if isinstance(error, asyncio.TimeoutError | TimeoutError):
+    if isinstance(error, TimeoutError):
         return f"the exporter at {path} does not answer; see its log"
     if isinstance(error, OSError) and error.errno == errno.EPROTOTYPE:
         return f"what listens at {path} is of another version; use the vramledger that runs the exporter"

@@ -13,7 +13,9 @@ import pytest
 from tests.support import listening
 from tests.support.listening import FAKE, WAIT_FOR_REPORT, FakeExporter, environment, finish, go_on, start
 from tests.support.requirements import require_root
+from tests.support.sure import sure
 from tests.support.waiting import wait_until
+from vramledger_agent import transport
 from vramledger_agent.oom import report_file
 
 NOBODY = 65534
@@ -271,6 +273,23 @@ def test_reports_go_where_their_owner_said(place: Path) -> None:
     assert (len(list(ours.glob("*.json"))), list(theirs.iterdir())) == (1, [])
 
 
+def test_reports_of_others_take_no_place(tmp_path: Path) -> None:
+    """Where several users write, their files and their names for ours neither count nor are removed."""
+    require_root()
+    (tmp_path / "ours").touch()
+    theirs: list[Path] = []
+    for number in range(report_file.MAX_KEPT):
+        theirs += (tmp_path / f"oom-99991231T235959-{pid}-{number:06d}.json" for pid in (1, 2))
+        theirs[-1].touch()
+        os.chown(theirs[-1], NOBODY, NOBODY)
+        theirs[-2].hardlink_to(tmp_path / "ours")
+    for _ in range(report_file.MAX_KEPT + 3):
+        written = report_file.write_report({"verdict": "unknown"}, str(tmp_path), {"segments": []})
+        assert Path(sure(written)).with_suffix(".pickle").exists()
+    assert all(path.exists() for path in theirs)
+    assert len(list(tmp_path.glob("oom-2*"))) == 2 * report_file.MAX_KEPT + report_file.MAX_KEPT_SNAPSHOTS
+
+
 @pytest.mark.parametrize("hook", ["raise ValueError", "sys.exit(3)"])
 def test_hooks_of_the_program(place: Path, exporter: FakeExporter, hook: str) -> None:
     """A program's own hooks that fail do so as without the agent, and the agent continues."""
@@ -337,6 +356,15 @@ def test_a_hung_exporter_is_waited_for_once(place: Path) -> None:
         hung.bind(str(place / "agent.sock"))
         hung.listen(1)
         assert run(place, code) == "1\n"
+
+
+def test_an_answer_that_is_too_deep_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that asks an exporter runs on, whatever is said."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    monkeypatch.setattr(transport, "connect", lambda _: ours)
+    with theirs:
+        theirs.send(b"[" * 60_000)
+        assert transport.request("", {}, 1.0) is None
 
 
 STEPS = """

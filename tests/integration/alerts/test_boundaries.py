@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import pytest
 import yaml
@@ -19,6 +19,7 @@ from tests.support.alerts.shipped import RULES, TABLE, WAITS, name_of, threshold
 from tests.support.faults.evaluation import Manager, Samples, ask
 from tests.support.faults.rules import alerts
 from tests.support.requirements import VERSIONS, require_version
+from tests.support.selected import selected_cases
 from vramledger.commands.alert_settings import default_content, read_settings
 from vramledger.commands.rules import read_sources
 
@@ -52,10 +53,10 @@ ActivityByNode = Mapping[tuple[str, str], Activity]
 """By node and rule."""
 
 
-def rule_activity(table: list[Boundary], folder: Path, version: str, home: Path) -> ActivityByNode:
+def rule_activity(table: Mapping[int, Boundary], folder: Path, version: str, home: Path) -> ActivityByNode:
     """Let one Prometheus watch both nodes of every boundary."""
     nodes, about = dict[str, tuple[Node, float]](), dict[str, str]()
-    for index, each in enumerate(table):
+    for index, each in table.items():
         for name, node in ((f"quiet {index}", each.quiet), (f"fires {index}", each.fires)):
             nodes[name], about[name] = (node, watched_for(each)), RULES[each.rule]["alert"]
     longest = max(minutes for _, minutes in nodes.values())
@@ -108,16 +109,30 @@ SHIPPED = pytest.param(VERSIONS[-1], marks=pytest.mark.thorough)
 def watched(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[list[Boundary], ActivityByNode]:
-    """Return the result of every boundary: shipped thresholds on the newer version, moved on the older."""
-    folder = tmp_path_factory.mktemp("boundaries")
-    if request.param != "moved":
-        return TABLE, rule_activity(TABLE, folder, request.param, ALERTS)
-    home: Path = request.getfixturevalue("moved")
-    table = boundaries(thresholds(home), WAITS)
-    return table, rule_activity(table, folder, VERSIONS[0], home)
+    """Return each selected boundary's result: shipped thresholds on the newer version, moved on the older."""
+    home, version, table = ALERTS, request.param, TABLE
+    if version == "moved":
+        home, version = request.getfixturevalue("moved"), VERSIONS[0]
+        table = boundaries(thresholds(home), WAITS)
+    asked = {at: table[at] for at in (cast("int", each["index"]) for each in selected_cases(request))}
+    return table, rule_activity(asked, tmp_path_factory.mktemp("boundaries"), version, home)
 
 
-@pytest.mark.parametrize("index", range(len(TABLE)), ids=[f"{each.rule}-{each.threshold}" for each in TABLE])
+LONG = 31
+"""Minutes: the fifteen boundaries that are watched for longer take half of the time."""
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        pytest.param(
+            index,
+            id=f"{each.rule}-{each.threshold}",
+            marks=[pytest.mark.thorough] if watched_for(each) > LONG else [],
+        )
+        for index, each in enumerate(TABLE)
+    ],
+)
 def test_boundary(index: int, watched: tuple[list[Boundary], ActivityByNode]) -> None:
     """Just inside its threshold a rule does not fire; at it, it waits for its ``for`` and fires."""
     table, activity = watched

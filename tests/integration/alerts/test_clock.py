@@ -6,20 +6,8 @@ from itertools import pairwise
 
 import pytest
 
+from tests.support.alerts import parts
 from tests.support.alerts.nodes import Holder, Node, Values, changing_at, value_at
-from tests.support.alerts.parts import (
-    BOBS_LAST_OOM,
-    DEAD,
-    IDLE,
-    LAST_OOM,
-    NOTEBOOK,
-    ORPHAN,
-    SHORT,
-    STAMP,
-    TRAINER,
-    job_of,
-    pieces,
-)
 from tests.support.alerts.promtool import STEP, alerts_over_time
 from tests.support.faults.evaluation import Manager
 from tests.support.requirements import VERSIONS
@@ -28,29 +16,29 @@ from tests.support.selected import selected_cases
 pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
 
 HOUR = 3600
-LAST = 100
+LAST = 60
 
 NODES = {
-    "GpuMemoryDead": Node([replace(DEAD, since=17)]),
-    "GpuMemoryOrphaned": Node([replace(ORPHAN, gib=30, since=17)]),
-    "GpuMemoryZombie": Node([replace(ORPHAN, state="zombie", since=17)]),
-    "GpuMemoryStuck": Node([replace(ORPHAN, state="stuck", since=12)]),
-    "GpuMemoryStopped": Node([replace(ORPHAN, state="stopped", since=4)]),
-    "GpuMemoryHoarded": Node([replace(IDLE, since=-30, last_active=-30)]),
-    "GpuMemoryHoardedWhileShort": Node([replace(IDLE, since=4), SHORT], total=60),
-    "GpuMemoryHoardedInPieces": Node(pieces(12, 6, since=-30)),
-    "GpuNotebookIdle": Node([replace(NOTEBOOK, since=-30, last_active=-30, start=-60)]),
-    "GpuJobHung": Node(job_of("a", "stopped"), gpus=2),
+    "GpuMemoryDead": Node([replace(parts.DEAD, since=17)]),
+    "GpuMemoryOrphaned": Node([replace(parts.ORPHAN, gib=30, since=17)]),
+    "GpuMemoryZombie": Node([replace(parts.ORPHAN, state="zombie", since=17)]),
+    "GpuMemoryStuck": Node([replace(parts.ORPHAN, state="stuck", since=12)]),
+    "GpuMemoryStopped": Node([replace(parts.ORPHAN, state="stopped", since=4)]),
+    "GpuMemoryHoarded": Node([replace(parts.IDLE, since=-30, last_active=-30)]),
+    "GpuMemoryHoardedWhileShort": Node([replace(parts.IDLE, since=4), parts.SHORT], total=60),
+    "GpuMemoryHoardedInPieces": Node(parts.pieces(12, 6, since=-30)),
+    "GpuNotebookIdle": Node([replace(parts.NOTEBOOK, since=-30, last_active=-30, start=-60)]),
+    "GpuJobHung": Node(parts.job_of("a", "stopped"), gpus=2),
     "GpuBusyWithoutWork": Node([Holder(8, 30, waiting=8)]),
-    "GpuOutOfMemory-agent": Node([TRAINER], extra={LAST_OOM: changing_at(15, None, 880)}),
-    "GpuOutOfMemory-owner": Node([TRAINER], extra={BOBS_LAST_OOM: changing_at(15, None, 880)}),
+    "GpuOutOfMemory-agent": Node([parts.TRAINER], extra={parts.LAST_OOM: changing_at(15, None, 880)}),
+    "GpuOutOfMemory-owner": Node([parts.TRAINER], extra={parts.BOBS_LAST_OOM: changing_at(15, None, 880)}),
 }
 """A node for each alert whose age comes from a metric; most are due when the clock has been set once."""
 
 
 def shift(minute: float, hours: float) -> float:
     """Return by how many seconds the clock is off: it is set twice."""
-    return hours * HOUR * ((minute >= 20.5) + (minute >= 55.5))
+    return hours * HOUR * ((minute >= 20.5) + (minute >= 40.5))
 
 
 def clock_set(node: Node, hours: float, *, follows: bool) -> Node:
@@ -74,7 +62,7 @@ def clock_set(node: Node, hours: float, *, follows: bool) -> Node:
         for each in node.holders
     ]  # fmt: skip
     extra = {name: later(values, 1) for name, values in node.extra.items()}
-    extra[STAMP] = lambda m: 60 * m + shift(m, hours)
+    extra[parts.STAMP] = lambda m: 60 * m + shift(m, hours)
     return replace(node, holders=holders, extra=extra)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.alerts.holder_situations import HALTED, JOB, NEAR, of_two, waiting
 from tests.support.alerts.nodes import Node
-from tests.support.alerts.promtool import ALERTS, Alert, firing
+from tests.support.alerts.promtool import Alert, firing
 
 pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
 
@@ -16,7 +16,7 @@ def alerts(folder: Path, far: Node, name: str) -> list[Alert]:
     """Return the alerts of a name about a job on the nodes n0 and n7."""
     nodes = {"n0": NEAR, "n7": far}
     series = [each for own, node in nodes.items() for each in replace(node, instance=own).series(40)]
-    return [each for each in firing(folder, series, 36) if each.name == name]
+    return firing(folder, series, 36, about={name})
 
 
 def test_the_page_says_who_waits_for_whom(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_the_page_names_the_ranks_while_their_rules_are_evaluated(tmp_path: Path
         f'vramledger_process:rank_info:last{{{job},pid="100",rank="0",ranks="2"}}': "1x35 stale",
     }
     series = [{"series": name, "values": values} for name, values in given.items()]
-    [alert] = firing(tmp_path, series, 9, files=[ALERTS / "jobs.rules.yml"])
+    [alert] = firing(tmp_path, series, 9, about={"GpuJobHung"})
 
     assert "rank 0 on n0 (GPU 0)" in alert.annotations["description"]
 

@@ -22,9 +22,9 @@ def of(nodes: Iterable[Node], minutes: float) -> list[dict[str, str]]:
     return [each for node in named for each in node.series(minutes)]
 
 
-def texts(folder: Path, given: list[dict[str, str]], minute: float) -> dict[str, list[str]]:
+def texts(folder: Path, given: list[dict[str, str]], minute: float, *about: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for each in firing(folder, given, minute):
+    for each in firing(folder, given, minute, about=about):
         found.setdefault(each.name, []).append(each.annotations["description"])
     return found
 
@@ -86,7 +86,7 @@ def test_jobs_of_an_array_that_run_out_of_memory_are_one_message(
     """Twelve jobs of one user raise one message more, which names the user; nine raise none."""
     for jobs, many in ((12, 1), (9, 0)):
         nodes = [kind({"owner_type": "slurm", "owner": f"{1700 + job}"}) for job in range(jobs)]
-        found = texts(tmp_path, of(nodes, 25), 24)
+        found = texts(tmp_path, of(nodes, 25), 24, "GpuManyOwners", "GpuOutOfMemory")
         told = found.get("GpuManyOwners", [])
         assert len(found["GpuOutOfMemory"]) == jobs
         assert len(told) == many

@@ -19,7 +19,7 @@ from tests.support.selected import selected_cases
 pytestmark = pytest.mark.timeout(900)  # promtool takes its time where others work too
 
 SITUATIONS = [*EXPORTERS, *HOLDERS, *JOBS, *GROWTH]
-LONG = 100
+LONG = 45
 """Minutes: an evaluation takes as long as its situations last, and the longer ones more than half of it."""
 AT_AN_EDGE = {
     "2.5 GiB a minute told by nobody but the driver", "3 GiB a minute told by nobody but the driver",

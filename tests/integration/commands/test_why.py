@@ -29,16 +29,10 @@ def seen(held: Holding, **changes: Any) -> Snapshot:  # noqa: ANN401 as in repla
 def test_every_fact_is_told() -> None:
     """Each fact that a verdict may depend on is in the text, with the parent now and the first parent."""
     shot = seen(
-        holding(7, 512 * MIB, State.ORPHANED, why="its parent has ended"),
-        owner=Owner("slurm", "job-42"),
-        parent=ParentFacts(1, 0, "systemd", "systemd", init=True),
-        signs=("LOCAL_RANK",),
-        ignores=("HUP",),
-        nspid=(7, 3),
-        leader_alive=False,
-        cgroup=("0::/system.slice/x.service",),
-        denied=("environ",),
-    )
+        holding(7, 512 * MIB, State.ORPHANED, why="its parent has ended"), owner=Owner("slurm", "job-42"),
+        parent=ParentFacts(1, 0, "systemd", "systemd", init=True), signs=("LOCAL_RANK",), ignores=("HUP",),
+        nspid=(7, 3), leader_alive=False, cgroup=("0::/system.slice/x.service",), denied=("environ",),
+    )  # fmt: skip
     text = "\n".join(evidence_lines(shot, 7))
 
     for fact in (

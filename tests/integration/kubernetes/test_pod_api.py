@@ -9,6 +9,7 @@ import pytest
 from tests.support.certificates import Authority, Pair
 from tests.support.kubernetes_api import write_account
 from tests.support.pod_lists import PodServer, listed_pod, pod_list, serve_pods
+from tests.support.waiting import wait_until
 from vramledger.config import ListenAddress, PodConfig
 from vramledger.kubernetes import api_client
 from vramledger.kubernetes.api_client import ClusterError
@@ -116,6 +117,24 @@ def test_an_endless_answer_is_unread(
         api(account, server=server.port).read()
     monkeypatch.setattr(api_client, "MAX_BYTES", len(server.body))
     assert api(account, server=server.port).read() == TRAINED
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begin", "piece"),
+    [(HEAD + b"A: ", b"x"), (HEAD + b"\r\n", b"x"), (b"", b"HTTP/1.1 100 Continue\r\n\r\n")],
+)
+def test_an_answer_in_drops_ends_in_time(
+    server: PodServer, account: Path, monkeypatch: pytest.MonkeyPatch, begin: bytes, piece: bytes
+) -> None:
+    """Who sends a little at a time, for ever, is given up at one moment; the connection is closed."""
+    monkeypatch.setattr(api_client, "LONGEST", 0.5)
+    server.begin, server.piece = begin, piece
+    with pytest.raises(ClusterError, match=r"takes too long|timed out"):
+        api(account, server=server.port).read()
+    wait_until(lambda: not server.piece, "the end of the connection")
 
 
 def test_the_newest_token_is_used(server: PodServer, account: Path) -> None:

@@ -219,5 +219,9 @@ def test_each_of_many_servers_has_its_turn(tmp_path: Path, monkeypatch: pytest.M
 )
 def test_an_impossible_answer_is_none(reply: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a server sends, it costs its own figures alone."""
-    monkeypatch.setattr(vllm, "_exchange", lambda _: reply)
-    assert vllm.request_metrics(Listener("127.0.0.1", 1, 1)) in (None, b"x")
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr(socket, "create_connection", lambda *_: ours)
+    with theirs:
+        theirs.sendall(reply)
+        theirs.shutdown(socket.SHUT_WR)
+        assert vllm.request_metrics(Listener("127.0.0.1", 1, 1)) in (None, b"x")

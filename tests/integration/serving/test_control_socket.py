@@ -298,6 +298,19 @@ async def test_many_mounts_of_a_stranger_delay_nobody(control: Path) -> None:
                 await asyncio.sleep(0.2)
 
 
+def test_no_list_of_mounts_is_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The root is among the first mounts; a process for which it is not counts as one of a container."""
+    monkeypatch.setattr(agent_client, "PROC", tmp_path)
+    for pid, before in (("self", 0), ("7", 9), ("8", 1000)):
+        place = tmp_path / pid
+        place.mkdir()
+        (place / "uid_map").write_text("0 0 1")
+        (place / "status").write_text("NSpid:\t7\n")
+        (place / "mountinfo").write_text("5 1 0:5 / /x rw\n" * before + "4 1 0:4 / / rw\n")
+        os.truncate(place / "mountinfo", 2**32)
+    assert [agent_client.is_outside_containers(pid) for pid in (7, 8)] == [True, False]
+
+
 @pytest.fixture
 def control() -> Iterator[Path]:
     """Return the path of a socket to which other users may connect."""

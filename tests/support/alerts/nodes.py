@@ -17,21 +17,9 @@ from tests.support.faults import rules
 from tests.support.host.model import GIB
 from tests.support.host.scrapes import Renderer
 from tests.support.host.series import Values as Written
+from vramledger.model import snapshot
 from vramledger.model.agent_report import AgentReport
 from vramledger.model.reading import DeviceReading, MemoryReading, Owner, ProcessFacts, Rank
-from vramledger.model.snapshot import (
-    AgentSnapshot,
-    DeviceSnapshot,
-    Grade,
-    Ledger,
-    OwnerUsage,
-    OwnerUsageTotals,
-    Pool,
-    ProcessSnapshot,
-    Snapshot,
-    State,
-    UnchargedBytes,
-)
 
 _FAMILIES = rules.families()
 _STAMP = "vramledger_sample_timestamp_seconds"
@@ -72,11 +60,11 @@ class Holder:
     notebook: str = ""
     agent: Mapping[str, Values] = field(default_factory=dict)  # its figures, by family
     agent_up: Values = None
-    grade: Grade = Grade.PROVEN  # how good the evidence for its state is
+    grade: snapshot.Grade = snapshot.Grade.PROVEN  # how good the evidence for its state is
     managed: Values = None  # GiB of managed memory that it has besides ``gib``
     left: Values = None  # GiB that an ended process has left it
     most: float | None = None  # GiB of both that it can have at most, None where it has them for certain
-    uncharged_grade: Grade = Grade.SEEN  # how good the evidence for them is
+    uncharged_grade: snapshot.Grade = snapshot.Grade.SEEN  # how good the evidence for them is
     rank: Rank | None = None  # which rank of a distributed job it is
     waiting: Values = None  # minute since when it keeps its device busy without work
 
@@ -208,20 +196,20 @@ class _HolderState(NamedTuple):
     start: float
     agent_up: float | None
     agent: tuple[tuple[str, float | None], ...]
-    uncharged: UnchargedBytes | None
+    uncharged: snapshot.UnchargedBytes | None
 
     @property
     def held(self) -> int:
         return self.memory + (0 if self.uncharged is None else self.uncharged.least)
 
 
-def _uncharged(holder: Holder, minute: float) -> UnchargedBytes | None:
+def _uncharged(holder: Holder, minute: float) -> snapshot.UnchargedBytes | None:
     managed, left = value_at(holder.managed, minute), value_at(holder.left, minute)
     if managed is None and left is None and holder.most is None:
         return None
     moved, least = round((managed or 0) * GIB), round(((managed or 0) + (left or 0)) * GIB)
     most = least if holder.most is None else round(holder.most * GIB)
-    return UnchargedBytes(least, most, moved, holder.uncharged_grade, "")
+    return snapshot.UnchargedBytes(least, most, moved, holder.uncharged_grade, "")
 
 
 _Key = tuple[str, frozenset[tuple[str, str]]]
@@ -247,7 +235,7 @@ def _targeted(lines: Iterable[str], target: str) -> Iterator[tuple[_Key, str]]:
         yield _key(f"{name}{{{target},{labels}"), value
 
 
-def _snapshot(node: _NodeState, holders: Sequence[tuple[Holder, _HolderState]]) -> Snapshot:
+def _snapshot(node: _NodeState, holders: Sequence[tuple[Holder, _HolderState]]) -> snapshot.Snapshot:
     """Return the exporter's samples of a node with these holders."""
     if not node.driver_up:
         return builders.failed("driver-lost", "the driver does not answer")
@@ -260,11 +248,13 @@ def _snapshot(node: _NodeState, holders: Sequence[tuple[Holder, _HolderState]]) 
     return replace(found, agents=agents, collectors=collectors)
 
 
-def _device(gpu: int, node: _NodeState, holders: Sequence[tuple[Holder, _HolderState]]) -> DeviceSnapshot:
-    held, owned = Counter[State](), dict[tuple[str, str], Counter[State]]()
+def _device(
+    gpu: int, node: _NodeState, holders: Sequence[tuple[Holder, _HolderState]]
+) -> snapshot.DeviceSnapshot:
+    held, owned = Counter[snapshot.State](), dict[tuple[str, str], Counter[snapshot.State]]()
     holdings = []
     for holder, state in holders:
-        kind = State(state.state)
+        kind = snapshot.State(state.state)
         held[kind] += state.held
         owned.setdefault((holder.owner_type, holder.owner), Counter())[kind] += state.held
         since, active = state.since * 60, None if state.last_active is None else state.last_active * 60
@@ -274,40 +264,42 @@ def _device(gpu: int, node: _NodeState, holders: Sequence[tuple[Holder, _HolderS
         )
         said = replace(seen, start=1, since=since, grade=holder.grade, working=None)
         holdings.append(replace(said, busy_without_work_since=waiting))
-    held[State.UNKNOWN] += round(node.unknown * GIB)
+    held[snapshot.State.UNKNOWN] += round(node.unknown * GIB)
     total, unattributed = round(node.total * GIB), round(node.unattributed * GIB)
-    states = {state: held[state] for state in State}
+    states = {state: held[state] for state in snapshot.State}
     free = total - sum(held.values()) - unattributed
-    owners = tuple(OwnerUsage(*owner, kinds, {}, None, 0, 0) for owner, kinds in sorted(owned.items()))
-    return DeviceSnapshot(
+    owners = tuple(
+        snapshot.OwnerUsage(*owner, kinds, {}, None, 0, 0) for owner, kinds in sorted(owned.items())
+    )
+    return snapshot.DeviceSnapshot(
         DeviceReading(gpu, uuid(gpu), "NVIDIA H200", memory=MemoryReading(total, free, total - free, 0)),
         up=True,
-        ledger=Ledger(total, free, None, states, unattributed, 0),
+        ledger=snapshot.Ledger(total, free, None, states, unattributed, 0),
         holdings=tuple(holdings),
         hidden=(),
-        owner_usage=OwnerUsageTotals(owners, 0, 0.0),
+        owner_usage=snapshot.OwnerUsageTotals(owners, 0, 0.0),
     )
 
 
-def _process(holder: Holder, state: _HolderState) -> ProcessSnapshot:
+def _process(holder: Holder, state: _HolderState) -> snapshot.ProcessSnapshot:
     owner = Owner(holder.owner_type, holder.owner, notebook=holder.notebook)
     facts = ProcessFacts(
         holder.pid, 1, 1000, holder.user, command=holder.command, owner=owner, rank=holder.rank
     )
     settled = (holder.framework, holder.policy)
-    return ProcessSnapshot(holder.pid, state.start * 60, facts, facts, settled=settled)
+    return snapshot.ProcessSnapshot(holder.pid, state.start * 60, facts, facts, settled=settled)
 
 
-def _agent(holder: Holder, state: _HolderState) -> AgentSnapshot:
+def _agent(holder: Holder, state: _HolderState) -> snapshot.AgentSnapshot:
     if not state.agent_up:
-        return AgentSnapshot(up=False, problem="silent")
+        return snapshot.AgentSnapshot(up=False, problem="silent")
     figures = {
         _figure(name): round(value * (GIB if name.endswith("_bytes") else 1))
         for name, value in state.agent
         if value is not None
     }
-    pools = {uuid(holder.gpu): (Pool(holder.framework, 0, figures, {}),)} if figures else {}
-    return AgentSnapshot(up=True, report=AgentReport(sequence=1, interval=1.0), pools=pools)
+    pools = {uuid(holder.gpu): (snapshot.Pool(holder.framework, 0, figures, {}),)} if figures else {}
+    return snapshot.AgentSnapshot(up=True, report=AgentReport(sequence=1, interval=1.0), pools=pools)
 
 
 def _figure(family: str) -> str:

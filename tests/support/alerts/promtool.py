@@ -4,7 +4,7 @@ import json
 import math
 import re
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -123,19 +123,20 @@ def _step(*minutes: float) -> int:
 
 
 def firing(
-    folder: Path, series: Sequence[Mapping[str, str]], *minutes: float, files: Sequence[Path] = RULE_FILES
+    folder: Path, series: Iterable[Mapping[str, str]], *minutes: float, about: Collection[str] = ()
 ) -> list[Alert]:
-    """Return the alerts that fire at some minutes, except the heartbeat, by the rules of some files.
+    """Return the alerts that fire at some minutes, except the heartbeat; of some names, or all of them.
 
     promtool only compares, so the test file expects none, and the alerts are read from its complaint.
     """
     expectations = [
         {"eval_time": f"{round(minute * 60)}s", "alertname": name, "exp_alerts": []}
         for minute in minutes
-        for name in alert_names()
+        for name in about or alert_names()
         if name != "VramLedgerWatchdog"
     ]
-    output = _run(folder, series, files, _step(*minutes), alert_rule_test=expectations)
+    groups = evaluated(RULE_FILES, evaluation_order(), about, texts=True)
+    output = _run(folder, series, groups, _step(*minutes), alert_rule_test=expectations)
     found = []
     for complaint in re.split(r"\n(?=\s*alertname:)", output):
         if (failed := _FAILED.search(complaint)) is not None:
@@ -174,20 +175,23 @@ def expect(
         {"expr": f"sum({query})", "eval_time": at, "exp_samples": [{"labels": "{}", "value": value}]}
         for query, value in samples.items()
     ]
-    without_texts = folder / "evaluated.rules.json"
     groups = evaluated(RULE_FILES, evaluation_order(), asked=[*samples])
-    without_texts.write_text(json.dumps({"groups": groups}), encoding="utf-8")
-    return _run(folder, series, [without_texts], _step(minute), promql_expr_test=tests)
+    return _run(folder, series, groups, _step(minute), promql_expr_test=tests)
 
 
 def _run(
-    folder: Path, series: Iterable[Mapping[str, str]], rule_files: Sequence[Path], step: int, **tests: object
+    folder: Path,
+    series: Iterable[Mapping[str, str]],
+    groups: list[dict[str, Any]],
+    step: int,
+    **tests: object,
 ) -> str:
-    case = folder / "case.test.yml"
+    case, kept = folder / "case.test.yml", folder / "evaluated.rules.json"
+    kept.write_text(json.dumps({"groups": groups}), encoding="utf-8")
     content = {
-        "rule_files": [str(path) for path in rule_files],
+        "rule_files": [str(kept)],
         "evaluation_interval": f"{step}s",
-        "group_eval_order": evaluation_order(),
+        "group_eval_order": [group["name"] for group in groups],
         "tests": [{"interval": "15s", "input_series": list(series), **tests}],
     }
     case.write_text(json.dumps(content), encoding="utf-8")  # JSON is YAML, and PyYAML is slow

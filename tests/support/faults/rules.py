@@ -39,21 +39,27 @@ def groups(paths: Iterable[Path]) -> list[str]:
     return [group["name"] for group in sorted(every, key=lambda each: "record" not in each["rules"][0])]
 
 
-def evaluated(
+def evaluated(  # noqa: PLR0913 what is evaluated
     paths: Iterable[Path],
     order: Sequence[str],
     named: Collection[str] = (),
     *,
     everything: bool = False,
+    texts: bool = False,
     asked: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Return the groups with the rules that decide which alerts fire, and without the alerts' texts.
+    """Return the groups with the rules that decide which alerts fire, and where wanted with their texts.
 
     The rest takes 40 % of the time. ``named`` are the alerts, all of them when empty; ``everything`` keeps
     what decides about no alert, too. With queries that are ``asked``, what they read stays instead.
     """
     there = {group["name"]: group for path in paths for group in read_groups(path)}
-    rules = [rule for group in there.values() for rule in group["rules"]]
+    left_out = set() if texts else {"annotations"}
+    within = {
+        name: [{key: rule[key] for key in rule.keys() - left_out} for rule in group["rules"]]
+        for name, group in there.items()
+    }
+    rules = [rule for each in within.values() for rule in each]
     beats = [rule for rule in rules if rule.get("alert") in re.findall(r"\w+", " ".join(asked))]
     chosen_alerts = [rule for rule in rules if "alert" in rule and (not named or rule["alert"] in named)]
     if asked:
@@ -63,9 +69,7 @@ def evaluated(
     found = []
     for name in order:
         chosen = [
-            {key: value for key, value in rule.items() if key != "annotations"}
-            for rule in there[name]["rules"]
-            if everything or rule.get("record", rule.get("alert")) in wanted
+            rule for rule in within[name] if everything or rule.get("record", rule.get("alert")) in wanted
         ]
         if chosen:
             found.append({**there[name], "rules": chosen})
@@ -113,7 +117,9 @@ def _recorded_for(wanted: Iterable[Mapping[str, Any]], rules: Sequence[Mapping[s
     names: set[str] = set()
     left = list(wanted)
     while left:
-        read = {*_RECORDED.findall(str(left.pop()["expr"]))} - names
+        rule = left.pop()
+        texts = " ".join(rule.get("annotations", {}).values())
+        read = {*_RECORDED.findall(f"{rule['expr']} {texts}")} - names
         names |= read
         left += [rule for rule in rules if rule.get("record") in read]
     return names

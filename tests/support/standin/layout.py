@@ -92,14 +92,9 @@ class LimitsLayout(_Layout):
 
 class DeviceLayout(_Layout):
     _fields_: ClassVar = [
-        ("whole", UnitLayout),
-        ("instances", UnitLayout * MAX_INSTANCES),
-        ("bus_id", c_char * 32),
-        ("serial", c_char * 32),
-        *_u64("throttle_reasons energy"),
-        ("ecc", c_uint64 * 2),
-        *_u64("bar1_total bar1_used event_types"),
-        *_u32("minor lost mig_mode"),
+        *(("whole", UnitLayout), ("instances", UnitLayout * MAX_INSTANCES), ("bus_id", c_char * 32)),
+        *(("serial", c_char * 32), *_u64("throttle_reasons energy"), ("ecc", c_uint64 * 2)),
+        *(*_u64("bar1_total bar1_used event_types"), *_u32("minor lost mig_mode")),
         *_u32("gpu_utilization memory_utilization encoder_utilization decoder_utilization"),
         *_u32("temperature memory_temperature recovery_action power power_limit"),
         ("clocks", c_uint32 * 4),

@@ -9,18 +9,10 @@ from tests.support.host.model import GIB, Fault, Gpu, Process
 from tests.support.host.one_holder import NOW, START, UUID, OneHolder, gpu
 from tests.support.host.programs import Fixed
 from tests.support.sure import sure
-from vramledger.model.reading import (
-    DeviceReading,
-    HiddenHolder,
-    ParentFacts,
-    ProcessEntry,
-    ProcessFacts,
-    ProcessUtilization,
-    XidEvent,
-)
+from vramledger.model import reading
 from vramledger.model.snapshot import Grade, State
 
-TRAINING = ParentFacts(500, 60, "python3", "train.py", init=False)
+TRAINING = reading.ParentFacts(500, 60, "python3", "train.py", init=False)
 
 
 class TestIdle:
@@ -71,7 +63,9 @@ class TestIdle:
         host = OneHolder()
         holding = host.holding()
         for second in range(2, 13):
-            host.driver_says(process_utilization=(ProcessUtilization(7, NOW + second, 0.0, 0.0, 0.0, 0.0),))
+            host.driver_says(
+                process_utilization=(reading.ProcessUtilization(7, NOW + second, 0.0, 0.0, 0.0, 0.0),)
+            )
             holding = host.holding()
         assert (holding.state, holding.sm) == (State.IDLE, 0.0)
 
@@ -126,7 +120,7 @@ class TestWatching:
         """A figure that is missing in a sample, and is the same later, is not a sign of work."""
         host = OneHolder()
         host.watch(5)
-        host.driver_says(processes=(ProcessEntry(7, None, "C"),))
+        host.driver_says(processes=(reading.ProcessEntry(7, None, "C"),))
         host.sample()
         del host.gpu.says["processes"]
         assert host.holding().last_active is None
@@ -135,7 +129,7 @@ class TestWatching:
         """The result of a read that hung at first replaces what was not known."""
         host = OneHolder()
         host.holder.starter, host.holder.group = TRAINING, host.holder.pid
-        outline = ProcessFacts(7, START, parent=TRAINING, denied=("environ",))
+        outline = reading.ProcessFacts(7, START, parent=TRAINING, denied=("environ",))
         host.sample(facts=(outline,))
         host.sample(facts=(replace(outline, denied=()),))
         host.holder.fates["orphaned"] = host.now
@@ -182,7 +176,7 @@ class TestIdentity:
         host = OneHolder()
         host.watch(2)
         host.holder.fates["dead"] = host.now
-        host.driver_says(processes=(ProcessEntry(7, 1 * GIB, "C"),))
+        host.driver_says(processes=(reading.ProcessEntry(7, 1 * GIB, "C"),))
         holding = host.holding()
         assert (holding.state, holding.peak, holding.since) == (State.DEAD, 10 * GIB, NOW + 3)
         host = OneHolder()
@@ -269,7 +263,9 @@ class TestDevices:
         host.host.gpus = [host.gpu, gpu(1)]
         device, _ = host.reading().devices
         host.sample()
-        devices = host.sample(devices=(device, DeviceReading(1, "GPU-unknown-1", error="lost"))).devices
+        devices = host.sample(
+            devices=(device, reading.DeviceReading(1, "GPU-unknown-1", error="lost"))
+        ).devices
         assert [(each.reading.uuid, each.up) for each in devices] == [(UUID, True), ("GPU-1", False)]
 
     def test_nothing_piles_up_while_a_device_is_lost(self) -> None:
@@ -310,7 +306,7 @@ class TestDevices:
     def test_bytes_that_the_driver_does_not_tell_are_not_zero(self) -> None:
         """A holder without a figure has none; outside the host's PID namespace used bytes are unknown."""
         host = OneHolder()
-        host.driver_says(processes=(ProcessEntry(7, None, "C"),))
+        host.driver_says(processes=(reading.ProcessEntry(7, None, "C"),))
         (device,) = host.sample().devices
         assert (device.holdings[0].memory, device.holdings[0].peak) == (None, None)
         assert sure(device.ledger).unattributed == 10 * GIB
@@ -330,8 +326,8 @@ class TestDevices:
         peaks = [host.sample().devices[0].used_peak for _ in range(61)]
         assert (peaks[59], peaks[60]) == (39 * GIB, 10 * GIB)
         host = OneHolder()
-        host.sample(events=(XidEvent(UUID, 79, NOW), XidEvent(UUID, 31, NOW)))
-        assert dict(host.sample(events=(XidEvent(UUID, 79, NOW),)).devices[0].xids) == {79: 2, 31: 1}
+        host.sample(events=(reading.XidEvent(UUID, 79, NOW), reading.XidEvent(UUID, 31, NOW)))
+        assert dict(host.sample(events=(reading.XidEvent(UUID, 79, NOW),)).devices[0].xids) == {79: 2, 31: 1}
         host.host.faults = [Fault("driver lost", since=host.now + 1, until=host.now + 2)]
         assert not host.sample().up
         host.exporter.tracker.reset()  # by a new sampler
@@ -342,10 +338,10 @@ class TestHidden:
     """Processes with a device open that NVML does not list."""
 
     HOLDERS = (
-        HiddenHolder(20, 1, "cuda", "a", "ann", (0,)),
-        HiddenHolder(21, 1, "monitor", "b", "ann", (0,)),
-        HiddenHolder(22, 1, "unknown", "c", None, (1,)),
-        HiddenHolder(23, 1, "inherited", "d", None, (0,)),
+        reading.HiddenHolder(20, 1, "cuda", "a", "ann", (0,)),
+        reading.HiddenHolder(21, 1, "monitor", "b", "ann", (0,)),
+        reading.HiddenHolder(22, 1, "unknown", "c", None, (1,)),
+        reading.HiddenHolder(23, 1, "inherited", "d", None, (0,)),
     )
 
     def test_monitors_workers_and_other_devices_do_not_count(self) -> None:

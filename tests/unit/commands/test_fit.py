@@ -16,16 +16,7 @@ from tests.support.builders import GIB, MIB, TOTAL, agent, device, holding, proc
 from tests.support.sure import sure
 from tests.support.wrong_values import WRONG, places, with_value
 from vramledger.accounting.holders.policies import CONTEXT_BYTES
-from vramledger.commands.fit import (
-    CANNOT_TELL,
-    DOES_NOT_FIT,
-    Fit,
-    Seen,
-    choose_program,
-    fit_json,
-    fit_lines,
-    read_file,
-)
+from vramledger.commands import fit
 from vramledger.commands.fit_input import Busy, DeviceUse, FrameworkUse, LedgerSample, Program, read_ledger
 from vramledger.commands.fit_verdict import (
     AFTER,
@@ -85,9 +76,9 @@ def offer_to_pod(judged: MemoryNeed, *devices: DeviceSnapshot, live: bool = True
     return offer(judged, *devices, program=POD, live=live)
 
 
-def answered(seen: Seen, need: MemoryNeed, *offers: Offer) -> Fit:
+def answered(seen: fit.Seen, need: MemoryNeed, *offers: Offer) -> fit.Fit:
     """Return the answer for a program with one need."""
-    return Fit(seen, (need,), (offers,), "here", of_this_host=True, headroom=0.1)
+    return fit.Fit(seen, (need,), (offers,), "here", of_this_host=True, headroom=0.1)
 
 
 def changed(one: DeviceSnapshot, **reading: Any) -> DeviceSnapshot:  # noqa: ANN401 any field of a reading
@@ -190,14 +181,14 @@ def test_what_was_seen_of_a_part_of_a_life_decides_nothing(most: float, state: S
     assert (found.copies_now, found.copies_empty) == (None, None)
 
 
-@pytest.mark.parametrize(("known", "status"), [(True, DOES_NOT_FIT), (False, CANNOT_TELL)])
+@pytest.mark.parametrize(("known", "status"), [(True, fit.DOES_NOT_FIT), (False, fit.CANNOT_TELL)])
 def test_an_upper_bound_that_is_not_free_now_is_no_refusal(known: bool, status: int) -> None:
     """With only an upper bound of the need, memory that others would have to free first decides nothing."""
     seen = ledger(device(0, [holding(7, GIB), holding(8, 130 * GIB, State.IDLE)]))
     judged = need(50) if known else need(0, most=50)
     found = make_offer(judged, seen.devices[0], PROGRAM, live=True)
     assert found.verdict == AFTER
-    assert answered(Seen(PROGRAM, (), seen, ""), judged, found).status == status
+    assert answered(fit.Seen(PROGRAM, (), seen, ""), judged, found).status == status
 
 
 @pytest.mark.parametrize(("wanted", "verdict"), [(0.9, YES), (0.98, TIGHT), (1.1, NO), (18, NO)])
@@ -284,20 +275,20 @@ def test_a_program_of_unknown_cgroup_is_promised_nothing() -> None:
     """Where cgroups are limited and nobody knows the program's, its room is not known: the text says it."""
     seen, judged = ledger(limited(16, 15, (8, 15))), need(1)
     doubt = make_offer(judged, seen.devices[0], PROGRAM, live=False)
-    found = answered(Seen(PROGRAM, (), seen, ""), judged, doubt)
-    assert (doubt.verdict, found.status) == (PERHAPS, CANNOT_TELL)
-    assert "it is not known whether its own is" in "\n".join(fit_lines(found))
+    found = answered(fit.Seen(PROGRAM, (), seen, ""), judged, doubt)
+    assert (doubt.verdict, found.status) == (PERHAPS, fit.CANNOT_TELL)
+    assert "it is not known whether its own is" in "\n".join(fit.fit_lines(found))
 
 
 def test_the_limit_of_a_cgroup_is_named() -> None:
     """The line and the JSON of a device say which cgroup leaves less than is free."""
     seen, judged = ledger(limited(16, 15, (8, 15))), need(18)
-    found = answered(Seen(POD, (), seen, ""), judged, make_offer(judged, seen.devices[0], POD, live=True))
-    text = "\n".join(fit_lines(found))
-    said = json.loads(json.dumps(fit_json(found)))["needs"][0]["devices"][0]
+    found = answered(fit.Seen(POD, (), seen, ""), judged, make_offer(judged, seen.devices[0], POD, live=True))
+    text = "\n".join(fit.fit_lines(found))
+    said = json.loads(json.dumps(fit.fit_json(found)))["needs"][0]["devices"][0]
     assert "NO: 1.00 GiB free; limited by its cgroup /kubepods/b: 15.00 GiB of 16.00 GiB are taken" in text
     assert said["cgroup_limit"] == {"cgroup": "/kubepods/b", "maximum": 16 * GIB, "used": 15 * GIB}
-    assert found.status == DOES_NOT_FIT
+    assert found.status == fit.DOES_NOT_FIT
 
 
 def test_copies_are_counted_without_the_drivers_reserve() -> None:
@@ -349,7 +340,7 @@ def test_a_file_of_another_kind_is_refused(content: bytes, tmp_path: Path) -> No
     path = tmp_path / "file.json"
     path.write_bytes(content)
     with pytest.raises((RecordingError, StartupError), match=r"file\.json") as raised:
-        read_file(path, None)
+        fit.read_file(path, None)
     assert "\n" not in str(raised.value)
 
 
@@ -369,16 +360,16 @@ def test_reports_are_read(framework: str, pool: dict[str, int], asked: int | Non
     path = tmp_path / "oom-1.json"
     content = {"pid": 7, "framework": framework, "ordinal": None, "requested": asked, "pool": pool}
     path.write_text(json.dumps({"version": 1, "verdict": "unknown", **content}))
-    seen = read_file(path, None)
+    seen = fit.read_file(path, None)
     need = assess_need(seen.uses[0])
     roomy = offer(need, device(0), program=seen.program, live=False)
     found = answered(seen, need, roomy)
-    text = "\n".join(fit_lines(found))
+    text = "\n".join(fit.fit_lines(found))
     assert need.bytes == (20 * GIB + CONTEXT_BYTES if pool else None)
     assert (need.wanted is None, need.enough, roomy.verdict) == (not (asked and pool), None, PERHAPS)
-    assert found.status == CANNOT_TELL
+    assert found.status == fit.CANNOT_TELL
     assert "wanted       not known: an allocation failed" in text or asked is not None
-    assert json.loads(json.dumps(fit_json(found)))["needs"][0]["failed"]
+    assert json.loads(json.dumps(fit.fit_json(found)))["needs"][0]["failed"]
 
 
 def test_a_failure_of_unknown_size_in_a_ledger_counts() -> None:
@@ -386,7 +377,7 @@ def test_a_failure_of_unknown_size_in_a_ledger_counts() -> None:
     document = _document()
     (agent_of_7,) = [each["agent"] for each in document["devices"][0]["holdings"] if each["pid"] == 7]
     agent_of_7["last_oom"] = {"framework": "torch", "requested": None, "on_this_device": True}
-    need = assess_need(choose_program([read_ledger(document, "file")], 7, "").uses[0])
+    need = assess_need(fit.choose_program([read_ledger(document, "file")], 7, "").uses[0])
     assert (need.failed, need.enough) == (True, None)
 
 
@@ -398,22 +389,24 @@ def sample(pid: int, started: float | None, peak: int, *uuids: str) -> LedgerSam
 
 def test_which_program_is_meant() -> None:
     """Not an earlier one under the pid, on the devices of the newest sample, and one of several."""
-    seen = choose_program([sample(7, 100.0, 50, "A"), sample(7, 900.0, 3, "A")], 7, "here")
+    seen = fit.choose_program([sample(7, 100.0, 50, "A"), sample(7, 900.0, 3, "A")], 7, "here")
     assert [use.peak for use in seen.uses] == [3]
-    seen = choose_program([sample(7, 1.0, 9, "A", "B"), sample(7, 1.0, 3, "B")], 7, "here")
+    seen = fit.choose_program([sample(7, 1.0, 9, "A", "B"), sample(7, 1.0, 3, "B")], 7, "here")
     assert [(use.uuid, use.peak) for use in seen.uses] == [("B", 9)]
     ledgers = [sample(7, 1.0, 9, "A"), sample(8, 1.0, 9, "A")]
     with pytest.raises(StartupError, match=r"2 programs .*7, 8.*--pid"):
-        choose_program(ledgers, None, "here")
-    assert choose_program(ledgers[:1], None, "here").program.pid == 7
+        fit.choose_program(ledgers, None, "here")
+    assert fit.choose_program(ledgers[:1], None, "here").program.pid == 7
 
 
 def test_a_long_recording_takes_no_more_memory() -> None:
     """The highest of any number of samples is kept, not the samples; programs are counted up to a limit."""
     tracemalloc.start()
-    seen = choose_program((sample(7, 1.0, 9999 - each, "A", str(each)) for each in range(9999)), 7, "here")
+    seen = fit.choose_program(
+        (sample(7, 1.0, 9999 - each, "A", str(each)) for each in range(9999)), 7, "here"
+    )
     with pytest.raises(StartupError, match="more than 1000 programs"):
-        choose_program((sample(each, 1.0, 9, "A") for each in range(10**6)), None, "here")
+        fit.choose_program((sample(each, 1.0, 9, "A") for each in range(10**6)), None, "here")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert ([use.peak for use in seen.uses], peak < 2**21) == ([9999, 1], True)
@@ -440,15 +433,17 @@ def _document() -> dict[str, Any]:
 def test_any_value_of_a_saved_ledger_may_be_wrong(place: tuple[Any, ...], value: object) -> None:
     """With any wrong value the whole answer is given, as text and as JSON, or the file is refused."""
     try:
-        seen = choose_program([read_ledger(with_value(_document(), place, value), "file")], 7, "from file")
+        seen = fit.choose_program(
+            [read_ledger(with_value(_document(), place, value), "file")], 7, "from file"
+        )
     except (RecordingError, StartupError):
         return
     needs, devices = tuple(assess_need(uses) for uses in seen.uses), sure(seen.ledger).devices
     offers = tuple(tuple(make_offer(need, one, seen.program, live=True) for one in devices) for need in needs)
-    found = Fit(seen, needs, offers, "here", of_this_host=True, headroom=0.1)
+    found = fit.Fit(seen, needs, offers, "here", of_this_host=True, headroom=0.1)
     assert found.status in (0, 1, 3)
-    assert all(line.isprintable() for line in fit_lines(found))
-    json.dumps(fit_json(found), allow_nan=False)
+    assert all(line.isprintable() for line in fit.fit_lines(found))
+    json.dumps(fit.fit_json(found), allow_nan=False)
 
 
 def use(*frameworks: FrameworkUse, held: int | None = 22_885 * MIB, **more: object) -> DeviceUse:

@@ -151,14 +151,9 @@ def test_what_was_read_before_is_no_news(first: dict[str, Any], second: dict[str
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"version": 2}, "version"),
-        ({"version": 1.5}, "version"),
-        ({"sequence": None}, "format"),
-        ({"sequence": True}, "format"),
-        ({"interval": 0}, "format"),
-        ({"interval": 1e9}, "format"),
-        ({"frameworks": {}}, "format"),
-        ({"frameworks": [torch(), torch()]}, "format"),
+        *(({"version": 2}, "version"), ({"version": 1.5}, "version"), ({"sequence": None}, "format")),
+        *(({"sequence": True}, "format"), ({"interval": 0}, "format"), ({"interval": 1e9}, "format")),
+        *(({"frameworks": {}}, "format"), ({"frameworks": [torch(), torch()]}, "format")),
         ({"frameworks": [torch(reserved=-1)]}, "format"),
         ({"frameworks": [torch(reserved=2**63)]}, "format"),
         ({"frameworks": [{"framework": "torch", "devices": [{}]}]}, "format"),

@@ -406,8 +406,7 @@ def test_root_writes_to_no_file_that_a_stranger_links_to(tmp_path: Path, log: st
     target.write_bytes(content)
     for each in (tmp_path / "past", tmp_path / "past" / NAME):
         os.chown(each, 1234, 1234)
-    link = tmp_path / "past" / (NAME + log)
-    link.hardlink_to(target)
+    (link := tmp_path / "past" / (NAME + log)).hardlink_to(target)
     with suppress(StartupError):
         asked(tmp_path / "past")
     assert (target.read_bytes(), target.stat().st_uid) == (content, 0)

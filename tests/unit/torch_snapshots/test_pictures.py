@@ -9,14 +9,7 @@ import pytest
 from tests.support.real_snapshots import NAMES, read
 from tests.support.sure import sure
 from tests.support.torch_snapshots import LINEAR, MIB, TORCH, Heap, user
-from vramledger_agent.torch_snapshots.html import (
-    SHAPES_MAX,
-    by_category,
-    live_bytes,
-    map_lifetimes,
-    map_segments,
-    snapshot_html,
-)
+from vramledger_agent.torch_snapshots import html
 from vramledger_agent.torch_snapshots.snapshot import parse_snapshot
 from vramledger_agent.torch_snapshots.user_lines import (
     BACKWARD,
@@ -78,7 +71,7 @@ def test_a_real_training_has_its_parts(name: str, tmp_path: Path) -> None:
     assert 48 * MIB <= sums[PARAMETERS] < 50 * MIB
     assert 96 * MIB <= sums[OPTIMIZER] < 100 * MIB, "two moments of each parameter"
     assert sums[FORWARD] > 50 * MIB
-    curves = sure(live_bytes(snapshot, 0, key_of=by_category))
+    curves = sure(html.live_bytes(snapshot, 0, key_of=html.by_category))
     assert not curves.timed, "most of the time passed before the first step"
     assert {name for name, _ in curves.bands} >= {PARAMETERS, OPTIMIZER, FORWARD, BACKWARD}
     for name_, values in curves.bands:
@@ -89,7 +82,7 @@ def test_a_real_training_has_its_parts(name: str, tmp_path: Path) -> None:
 def test_the_map_shows_each_byte_once(name: str, tmp_path: Path) -> None:
     """The parts of the segments add up to what is reserved, those of the blocks to what is live."""
     snapshot = read(name, tmp_path)
-    found = sure(map_segments(snapshot, 0))
+    found = sure(html.map_segments(snapshot, 0))
 
     def size(parts: Any) -> int:  # noqa: ANN401 rows of either kind
         return sum(part.end - part.begin for each in parts for part in each[-1])
@@ -107,7 +100,7 @@ def test_the_map_shows_each_byte_once(name: str, tmp_path: Path) -> None:
 def test_lifetimes_never_overlap(name: str, tmp_path: Path) -> None:
     """No two allocations have the same address at the same time, and those at the end are what lives."""
     snapshot = read(name, tmp_path)
-    found = sure(map_lifetimes(snapshot, 0))
+    found = sure(html.map_lifetimes(snapshot, 0))
     assert sum(each.size for each in found.allocations if not each.freed) == snapshot.devices[0].allocated
     by_time = sorted(found.allocations, key=lambda each: each.begin)
     for number, each in enumerate(by_time):
@@ -122,19 +115,19 @@ def test_a_block_outside_of_its_segment_stays_in_the_picture() -> None:
     """A broken file cannot draw beyond the map."""
     block = {"address": 10 * MIB, "size": 50 * MIB, "state": "active_allocated", "frames": []}
     segment = {"address": 0, "total_size": 20 * MIB, "blocks": [block]}
-    found = sure(map_segments(parse_snapshot({"segments": [segment]}), 0))
+    found = sure(html.map_segments(parse_snapshot({"segments": [segment]}), 0))
     assert sum(part.end - part.begin for part in found.blocks[0][2]) == 10 * MIB
 
 
 def test_a_picture_has_a_limit() -> None:
     """With more allocations than a browser draws, the largest are drawn and the rest is counted."""
     heap = Heap()
-    for number in range(SHAPES_MAX + 7):
+    for number in range(html.SHAPES_MAX + 7):
         heap.allocate(512 if number % 2 else 1024, LINEAR + user(("a.py", 1, "f")))
     snapshot = parse_snapshot(heap.snapshot())
-    segments, lifetimes = map_segments(snapshot, 0), map_lifetimes(snapshot, 0)
+    segments, lifetimes = html.map_segments(snapshot, 0), html.map_lifetimes(snapshot, 0)
     assert (sure(segments).omitted, sure(lifetimes).omitted) == (7, 7)
-    assert "7 smallest allocations are not drawn" in snapshot_html(snapshot, "x")
+    assert "7 smallest allocations are not drawn" in html.snapshot_html(snapshot, "x")
 
 
 def test_freed_memory_from_before_the_recording_is_drawn() -> None:
@@ -143,6 +136,6 @@ def test_freed_memory_from_before_the_recording_is_drawn() -> None:
     old = heap.allocate(MIB, [], recorded=False)
     heap.allocate(MIB, user(("a.py", 1, "f")))
     heap.release(old)
-    found = sure(map_lifetimes(parse_snapshot(heap.snapshot()), 0))
+    found = sure(html.map_lifetimes(parse_snapshot(heap.snapshot()), 0))
     (first,) = (each for each in found.allocations if each.freed)
     assert (first.category, first.begin) == (UNRECORDED, 0.0)

@@ -282,24 +282,13 @@ class OomDiagnosis:
     def report_content(self) -> dict[str, object]:
         allocator, failure, blocks = self._allocator, self._failure, self._blocks
         return {
-            "version": 1,
-            "time": time.time(),
-            "pid": os.getpid(),
-            "framework": "torch",
-            "framework_version": str(allocator.torch.__version__),
-            "allocator": allocator.backend,
-            "ordinal": self._ordinal,
-            "visible": dict(worker.poller.visibility),
-            "verdict": self._verdict,
-            "requested": failure.requested,
-            "missing": missing_bytes(failure),
-            "stack": self._stack,
+            "version": 1, "time": time.time(), "pid": os.getpid(), "framework": "torch",
+            "framework_version": str(allocator.torch.__version__), "allocator": allocator.backend,
+            "ordinal": self._ordinal, "visible": dict(worker.poller.visibility), "verdict": self._verdict,
+            "requested": failure.requested, "missing": missing_bytes(failure), "stack": self._stack,
             "autocast": _autocast(allocator.torch, self._stack),
-            "gradients_kept": allocator.keeps_gradients(),
-            "capacity": failure.capacity,
-            "limited": failure.limited,
-            "free": failure.free,
-            "others": failure.others,
+            "gradients_kept": allocator.keeps_gradients(), "capacity": failure.capacity,
+            "limited": failure.limited, "free": failure.free, "others": failure.others,
             "leaked": failure.leaked,
             "pool": {name: value for name, value in self._figures.items() if value is not None},
             "largest_free_block": failure.largest_free,
@@ -309,7 +298,7 @@ class OomDiagnosis:
             "collector": collector_entry(),
             "allocated_over_time": allocator.minima(self._ordinal),
             "device": self._device,
-        }
+        }  # fmt: skip
 
 
 def _autocast(torch: ModuleType, stack: dict[str, object] | None) -> str | None:

@@ -12,6 +12,7 @@ import pickle
 import re
 import sys
 import time
+from itertools import islice
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -227,8 +228,11 @@ EXPANDABLE_ADVICE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True avoids it 
 """For a program whose memory is fragmented, and that has not set this."""
 
 
-OWN_NAME = re.compile(r"oom-\d{8}T\d{6}-\d+-\d{6}\.(json|txt|pickle)")
+OWN_NAME = re.compile(r"oom-\d{8}T\d{6}-\d+-\d{6,20}\.(json|txt|pickle)")
 """Our names: a program's own file is never removed."""
+
+_MOST_ENTRIES = 100_000
+"""Files that are looked at: where others may write, they may have made millions."""
 
 MAX_KEPT_SNAPSHOTS = 5
 """The number of snapshots that the directory keeps: one has some megabytes."""
@@ -245,13 +249,14 @@ def write_report(
         try:
             make_private_directory(directory)
             moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-            name = f"oom-{moment}-{os.getpid()}-{time.monotonic_ns() % 10**6:06d}"
+            # Nobody can guess it, and take it before us.
+            name = f"oom-{moment}-{os.getpid()}-{int.from_bytes(os.urandom(8), 'little'):020d}"
             path = os.path.join(directory, name + ".json")
             if snapshot is not None:
                 facts = {**facts, "snapshot": write_snapshot(os.path.join(directory, name), snapshot)}
             write_private_file(path, json.dumps(facts, indent=1, default=str) + "\n")
             write_private_file(os.path.join(directory, name + ".txt"), format_report(facts))
-            remove_old_reports(directory)
+            remove_old_reports(directory, name)
         except OSError as error:
             if belongs_to_program(error):
                 raise
@@ -322,11 +327,15 @@ def write_private_file(path: str, content: str | bytes) -> None:
         os.close(descriptor)
 
 
-def remove_old_reports(directory: str) -> None:
-    """Remove the oldest reports and snapshots beyond those that are kept; their names sort by time."""
-    names = sorted(name for name in os.listdir(directory) if OWN_NAME.fullmatch(name))
+def remove_old_reports(directory: str, newest: str) -> None:
+    """Remove our oldest reports and snapshots beyond those that are kept; their names sort by time."""
+    # The file system of a network may give our files to another user.
+    user = os.lstat(os.path.join(directory, newest + ".json")).st_uid
+    with os.scandir(directory) as entries:
+        names = [each.name for each in islice(entries, _MOST_ENTRIES) if _is_report(each, user)]
+    names.sort(key=lambda name: (name.startswith(newest), name))  # the clock may have been set back
     # By their stems, because a signal handler of the program may leave one of a report's two files.
-    stems = sorted({name.partition(".")[0] for name in names if not name.endswith(".pickle")})
+    stems = list(dict.fromkeys(name.partition(".")[0] for name in names if not name.endswith(".pickle")))
     old = [stem + ending for stem in stems[:-MAX_KEPT] for ending in (".json", ".txt")]
     old += [name for name in names if name.endswith(".pickle")][:-MAX_KEPT_SNAPSHOTS]
     for name in old:
@@ -336,6 +345,17 @@ def remove_old_reports(directory: str) -> None:
             if belongs_to_program(error):
                 raise
             continue
+
+
+def _is_report(entry: os.DirEntry[str], user: int) -> bool:
+    """Tell whether a file is a report of a user; of a second name, somebody else may have made it."""
+    try:
+        found = os.lstat(entry.path) if OWN_NAME.fullmatch(entry.name) else None
+    except OSError as error:  # another process has removed it
+        if belongs_to_program(error):
+            raise
+        return False
+    return found is not None and found.st_uid == user and found.st_nlink == 1
 
 
 OPTIONAL_ROWS = ("more than it could get",)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from itertools import islice
+from typing import NamedTuple, TypeVar
 
 from vramledger.model.holder_facts import Ties
 from vramledger.model.reading import ProcessFacts, ProcessRow
@@ -37,7 +38,15 @@ from vramledger.readers.hosts.stat import is_over, names_in, read_row
 from vramledger.readers.owners.cgroups import hierarchy_paths
 
 MOST_LINKS = 1_000_000
-"""Descriptors that a look reads; beyond them it has doubts. 1.6 µs each."""
+"""Descriptors that a look reads, of each user as many; about who has more it has doubts. 1.6 µs each."""
+
+_LINKS_AT_ONCE = 1024
+_User = tuple[int, int]
+"""Who has a share: a uid, and if it is the root of a container the inode of its PID namespace."""
+
+_HOST_ROOT = (0, 0)
+_T = TypeVar("_T")
+_Key = TypeVar("_Key")
 
 STRONG_SIGNS = frozenset(
     "multiprocessing title jupyter TORCHELASTIC_RUN_ID OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK"
@@ -116,10 +125,10 @@ class _Search:
         self.host_namespace = host_namespace
         self._rows: dict[int, ProcessRow | None] = {}
         self._environments: dict[int, bytes] = {}
-        self.links = 0
         self._frozen: dict[tuple[str, ...], bool] = {}
         # how many of them, or of their sockets, could not be read
         self.unread = 0 if host_namespace else 1  # the other end may be outside of what we see
+        self._cut: set[_User] = set()  # those who have more descriptors than are read
         self._numbers: dict[int, tuple[int, ...]] = {}
 
     def row(self, pid: int) -> ProcessRow | None:
@@ -333,32 +342,70 @@ class _Search:
         group = self.groups.get(row.pgrp, ())
         return {each.pid for each in group if not is_over(each)} - above
 
-    def ends(self, pid: int, wanted: Collection[str] | None = None) -> Iterator[_End]:
-        """Yield the pipes and sockets of a process, all or those wanted. Raises OSError if it cannot."""
-        row = self.row(pid)
-        directory = f"{self.root}/{pid}/fd" if row is None else f"{find_memory_directory(self.root, row)}/fd"
-        for number in names_in(directory):
-            if self.links > MOST_LINKS:
-                raise OSError("there are too many descriptors")
-            path = f"{directory}/{number}"
-            self.links += 1
-            try:
-                name = os.readlink(path)  # noqa: PTH115 as above
-                if name not in wanted if wanted is not None else not name.startswith(("pipe:[", "socket:[")):
-                    continue
-                mode = os.lstat(path).st_mode
-            except FileNotFoundError:
-                continue  # closed meanwhile
-            yield _End(number, name, bool(mode & 0o400), bool(mode & 0o200))
+    def ends(self, pids: Iterable[int], wanted: Collection[str] | None = None) -> Iterator[tuple[int, _End]]:
+        """Yield pids and their pipes and sockets, all or those wanted; note who could not be read.
 
-    def needs_no_look(self, pid: int) -> bool:
+        The users take turns: who has very many descriptors hides no others.
+        """
+        users = _by(pids, lambda pid: self._users(pid)[0])
+        turns = deque((user, self._links(theirs, wanted)) for user, theirs in users.items())
+        most = MOST_LINKS if wanted is not None else MOST_LINKS // 10  # all are kept
+        while turns and most > 0:
+            user, links = turns.popleft()
+            piece = list(islice(links, _LINKS_AT_ONCE))
+            yield from filter(None, piece)
+            most -= len(piece)
+            if len(piece) == _LINKS_AT_ONCE:
+                turns.append((user, links))
+        self._cut.update(user for user, _ in turns)
+
+    def _links(
+        self, pids: Iterable[int], wanted: Collection[str] | None
+    ) -> Iterator[tuple[int, _End] | None]:
+        """Yield pids and ends, and None before each process and each descriptor: it is counted."""
+        for pid in pids:
+            yield None
+            row = self.row(pid)
+            directory = f"{self.root}/{pid}" if row is None else find_memory_directory(self.root, row)
+            try:
+                for number in names_in(f"{directory}/fd"):
+                    yield None
+                    path = f"{directory}/fd/{number}"
+                    try:
+                        name = os.readlink(path)  # noqa: PTH115 as above
+                        if name in wanted if wanted is not None else name.startswith(("pipe:[", "socket:[")):
+                            mode = os.lstat(path).st_mode
+                            yield pid, _End(number, name, bool(mode & 0o400), bool(mode & 0o200))
+                    except FileNotFoundError:
+                        continue  # closed meanwhile
+            except FileNotFoundError:
+                continue  # ended meanwhile
+            except OSError:
+                self.unread += not self._needs_no_look(pid)
+
+    def unread_for(self, pid: int) -> int:
+        """Return in how many places that were not read a process may have its other ends.
+
+        No other user's pipe gets into the programs of a user, but root's: root may have started both.
+        """
+        return self.unread + len(self._cut & {*self._users(pid), _HOST_ROOT})
+
+    def _users(self, pid: int) -> tuple[_User, _User]:
+        """Return the user of a process, and the root of its container or host."""
+        status = status_fields(read_file(f"{self.root}/{pid}/status", FILE_CAP, []))
+        inside = len(status.get(b"NSpid", b"").split()) > 1
+        root = 0, (inside and _namespace(f"{self.root}/{pid}", "pid")) or 0
+        uid = int((status.get(b"Uid", b"").split() or (b"0",))[0])
+        return ((uid, 0) if uid else root), root
+
+    def _needs_no_look(self, pid: int) -> bool:
         """Tell whether a process that we may not read can certainly have no other end.
 
         A process that has ended has none, nor has a thread of the kernel, nor the host's init.
         """
-        row = self.rows[pid]
-        kernel = row.pgrp == 0 and row.session == 0
-        return is_over(row) or kernel or (pid == 1 and self.host_namespace)
+        row = self.row(pid)
+        kernel = row is not None and row.pgrp == 0 and row.session == 0
+        return row is None or is_over(row) or kernel or (pid == 1 and self.host_namespace)
 
 
 def _frozen_files(cgroup: Iterable[str]) -> Iterator[tuple[str, bytes]]:
@@ -371,10 +418,10 @@ def _frozen_files(cgroup: Iterable[str]) -> Iterator[tuple[str, bytes]]:
             yield f"freezer{path}/freezer.state", b"FROZEN"
 
 
-def _by(rows: Iterable[ProcessRow], key: Callable[[ProcessRow], int]) -> dict[int, list[ProcessRow]]:
-    found: dict[int, list[ProcessRow]] = {}
-    for row in rows:
-        found.setdefault(key(row), []).append(row)
+def _by(items: Iterable[_T], key: Callable[[_T], _Key]) -> dict[_Key, list[_T]]:
+    found: dict[_Key, list[_T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
     return found
 
 
@@ -410,18 +457,15 @@ def find_ties(root: str, holders: Iterable[Watched], *, host_namespace: bool) ->
     workers = {each.top.pid for each in suspects if each.worker}
     workers.update(pid for found in fellows.values() for pid in found if search.is_worker(pid))
     left = search.family(workers), search.family(workers | {each.top.pid for each in suspects})
-    ends: dict[int, list[_End]] = {}
-    for each in suspects:
-        try:
-            ends[each.row.pid] = list(search.ends(each.row.pid))
-        except OSError:
-            search.unread += 1
+    ends: dict[int, list[_End]] = {each.row.pid: [] for each in suspects}
+    for pid, end in search.ends(list(ends)):
+        ends[pid].append(end)
     connections = _socket_ends(search, suspects)
     names = {end.name for found in ends.values() for end in found}
     peers = {connections[name].peer_name for name in names if name in connections and connections[name].peer}
     pipes = {name for name in names if name.startswith("pipe:")}
     found = _Found(search, suspects, *left, connections, _other_ends(search, pipes | peers))
-    ties = {each.row.pid: _ties(found, each, fellows[each], ends.get(each.row.pid, ())) for each in suspects}
+    ties = {each.row.pid: _ties(found, each, fellows[each], ends[each.row.pid]) for each in suspects}
     for holder in frozen:
         known = ties.get(holder.row.pid)
         ties[holder.row.pid] = _only_frozen(holder) if known is None else known._replace(frozen=True)
@@ -441,7 +485,7 @@ def _socket_ends(search: _Search, suspects: Iterable[_Suspect]) -> dict[str, Soc
         search.unread += 1
     for each in suspects:
         directory = find_memory_directory(search.root, each.row)
-        namespace = _namespace(directory)
+        namespace = _namespace(directory, "net")
         if namespace not in read:
             read.add(namespace)
             try:
@@ -451,9 +495,9 @@ def _socket_ends(search: _Search, suspects: Iterable[_Suspect]) -> dict[str, Soc
     return {f"socket:[{inode}]": each for inode, each in found.items()}
 
 
-def _namespace(directory: str) -> int | None:
+def _namespace(directory: str, kind: str) -> int | None:
     try:
-        return os.stat(f"{directory}/ns/net").st_ino  # noqa: PTH116 a path of /proc
+        return os.stat(f"{directory}/ns/{kind}").st_ino  # noqa: PTH116 a path of /proc
     except OSError:
         return None
 
@@ -492,20 +536,11 @@ class _Others(NamedTuple):
 
 def _other_ends(search: _Search, wanted: Collection[str]) -> _Others:
     others = _Others(defaultdict(set), defaultdict(set))
-    for pid in search.rows if wanted else ():
-        try:
-            for end in search.ends(pid, wanted):
-                if end.reads:
-                    others.readers[end.name].add(pid)
-                if end.writes:
-                    others.writers[end.name].add(pid)
-        except FileNotFoundError:
-            continue  # ended meanwhile
-        except OSError:
-            search.unread += not search.needs_no_look(pid)
-        if search.links > MOST_LINKS:
-            search.unread += 1
-            break
+    for pid, end in search.ends(search.rows if wanted else (), wanted):
+        if end.reads:
+            others.readers[end.name].add(pid)
+        if end.writes:
+            others.writers[end.name].add(pid)
     return others
 
 
@@ -561,7 +596,7 @@ def _far_end(found: _Found, suspect: _Suspect, end: _End, ways: tuple[set[int], 
 
 
 def _ties(found: _Found, suspect: _Suspect, fellows: Collection[int], ends: Iterable[_End]) -> Ties:
-    search, row, unread = found.search, suspect.row, found.search.unread
+    search, row, unread = found.search, suspect.row, found.search.unread_for(suspect.row.pid)
     inside = found.workers if suspect.worker else found.inside
     severed = live = 0
     listening = held = False

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from datetime import datetime
 from typing import Any
 
+from vramledger.exchange import read_json
 from vramledger.readers.owners.cgroups import ContainerMark
 from vramledger.readers.owners.host_files import HostFiles
 
@@ -97,8 +97,8 @@ def _nerdctl_name(files: HostFiles, container: str) -> str:
 
 def _parse_json(data: bytes | None) -> Any:  # noqa: ANN401 another program's file may hold anything
     try:
-        return json.loads(data) if data else None
-    except (ValueError, RecursionError):
+        return read_json(data) if data else None
+    except ValueError:
         return None
 
 

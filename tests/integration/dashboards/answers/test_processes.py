@@ -89,8 +89,10 @@ def test_who_made_a_job_fail_is_named(engine: Engine) -> None:
     (named,) = value(engine, "process", FAILED, "C", **chosen)
     neighbours = value(engine, "process", "Neighbours", **chosen)
     on_device = value(engine, "device", "Why allocations failed", "E", instance="hoarder", uuid=".+")
-    out_of_memory = (value(engine, "node", "Programs that ran out of memory", ref, **chosen) for ref in ("A", "B", "D"))
-    (on_node,), names, (beside,) = out_of_memory
+    told = (
+        value(engine, "node", "Programs that ran out of memory", ref, **chosen) for ref in ("A", "B", "D")
+    )
+    (on_node,), names, (beside,) = told
 
     assert (on_node["pid"], on_node["step"]) == (failed, "hoarded")
     assert [row["owner"] for row in names if row["pid"] == failed] == ["18"]

@@ -12,14 +12,7 @@ from msgspec.structs import replace
 
 from tests.support.sure import sure
 from tests.support.system_memory import write_host_memory, write_node
-from vramledger.model.reading import (
-    DeviceReading,
-    ManagedMappings,
-    MemoryReading,
-    NodeMemory,
-    ProcessEntry,
-    ProcessRow,
-)
+from vramledger.model import reading
 from vramledger.readers.hosts.managed_memory import (
     CHANGED_INTERVAL,
     READ_INTERVAL,
@@ -35,7 +28,7 @@ BASE = 2 * MIB
 
 
 @contextmanager
-def program(place: Path, *sizes: int) -> Iterator[ProcessRow]:
+def program(place: Path, *sizes: int) -> Iterator[reading.ProcessRow]:
     """Run a process that maps files of these sizes under the name of the driver's."""
     ready, begin = os.pipe()
     pid = os.fork()
@@ -66,11 +59,13 @@ def uvm(tmp_path: Path) -> Path:
     return tmp_path / "dev" / "nvidia-uvm"
 
 
-def device(pid: int, uncharged: int, charged: int = 518 * MIB) -> DeviceReading:
+def device(pid: int, uncharged: int, charged: int = 518 * MIB) -> reading.DeviceReading:
     """Make a device with one holder and bytes that NVML charges to nobody."""
     used = charged + uncharged
-    memory = MemoryReading(80 * GIB, 79 * GIB - used, used, GIB)
-    return DeviceReading(0, "GPU-0", memory=memory, processes=(ProcessEntry(pid, charged, "C"),))
+    memory = reading.MemoryReading(80 * GIB, 79 * GIB - used, used, GIB)
+    return reading.DeviceReading(
+        0, "GPU-0", memory=memory, processes=(reading.ProcessEntry(pid, charged, "C"),)
+    )
 
 
 @pytest.mark.parametrize(("sizes", "bound"), [((5 * GIB, 3 * GIB), 8 * GIB), ((), 0)])
@@ -108,7 +103,7 @@ def test_nothing_is_read_without_uncharged_bytes(tmp_path: Path) -> None:
     reader = ManagedMemoryReader(str(tmp_path / "nowhere"))
     row = sure(read_row("/proc", os.getpid()))
     assert reader.update([device(row.pid, 20 * MIB)], [row], 5.0) == ()
-    unknown = ManagedMappings(row.pid, row.start, None)
+    unknown = reading.ManagedMappings(row.pid, row.start, None)
     assert reader.update([device(row.pid, 60 * MIB)], [row], 5.0) == (unknown,)
 
 
@@ -156,11 +151,11 @@ def test_the_figures_of_a_host_and_a_node(tmp_path: Path, available: int, free: 
     memory = SystemMemory(str(tmp_path), tmp_path)
     assert memory.host() == HostMemory(1000 * KIB, free * KIB)
     figures = (1, 500 * KIB, 100 * KIB, 70 * KIB, 30 * KIB, 9 * KIB)
-    assert memory.node(1) == NodeMemory(*figures)
+    assert memory.node(1) == reading.NodeMemory(*figures)
     assert memory.has_processors(1) is False
     with (tmp_path / "sys/devices/system/node/node1/meminfo").open("a") as meminfo:
         meminfo.write("Node 1 Shmem:  50 kB\n")
-    assert memory.node(1) == NodeMemory(*figures, shared=50 * KIB)
+    assert memory.node(1) == reading.NodeMemory(*figures, shared=50 * KIB)
 
 
 @pytest.mark.parametrize("text", ["", "MemTotal: 10 kB\n", "MemTotal: 0 kB\nMemAvailable: 0 kB\n", "\xff\n"])

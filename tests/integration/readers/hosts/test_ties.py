@@ -5,12 +5,14 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.integration.accounting.test_states_real import Watcher
+from tests.support import stranger
 from tests.support.blocking_files import blocking_files
 from tests.support.players.parts import rank as rank_variables
 from tests.support.players.stage import Player, PlayerError, Stage, parent_of, status
@@ -20,7 +22,7 @@ from tests.support.waiting import wait_until
 from vramledger.model.holder_facts import Ties
 from vramledger.model.snapshot import State
 from vramledger.readers.collector import Context
-from vramledger.readers.hosts import sockets
+from vramledger.readers.hosts import sockets, tie_search
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.sockets import unix_sockets
 from vramledger.readers.hosts.tie_search import Watched, _protocol, find_ties
@@ -99,10 +101,12 @@ def test_a_task_of_slurm_outlives_the_first_of_its_step(stage: Stage, *, told: b
     assert found(task) == {} if told else found(task)[task.pid].adopted
 
 
-def left_behind(stage: Stage) -> Player:
+def left_behind(stage: Stage, user: int = 0) -> Player:
     """Return a spawned worker whose program is killed."""
     launcher = stage.start(session=False)
     (worker,) = launcher.fork_workers("spawn", 1)
+    if user:
+        worker.order("be_user", user)
     end(launcher, worker)
     return worker
 
@@ -264,6 +268,23 @@ def test_a_paused_container_is_stopped(stage: Stage) -> None:
     assert (first.state, second.state) == (State.STOPPED, State.ACTIVE)
     assert first.why == "its cgroup is frozen, as that of a paused container is"
     assert [each.state for each in Watcher([paused.pid]).look()] == [State.ACTIVE]
+
+
+@pytest.mark.parametrize(
+    ("user", "within"), [(stranger.USER, ()), (0, ("unshare", "--pid", "--fork", "--kill-child"))]
+)
+def test_many_descriptors_hide_nobody_elses_orphans(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, user: int, within: tuple[str, ...]
+) -> None:
+    """What ties those of a user, or of a container's root, who has more than are read, is in doubt alone."""
+    require_root()
+    monkeypatch.setattr(tie_search, "MOST_LINKS", 30_000)
+    hog = partial(stranger.strange, "descriptors", "18000", user=user, within=within)
+    with hog(), hog():
+        ties = found(left_behind(stage), left_behind(stage, user))
+    others, own = ties.values()
+    assert (others.unread, others.abandoned) == (0, True)
+    assert (own.unread, own.abandoned) == ((1, False) if user else (0, True))
 
 
 def test_too_many_sockets_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
