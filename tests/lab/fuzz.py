@@ -187,10 +187,6 @@ def _kubelet(_: Path) -> Parser:
     return parse
 
 
-def _draws() -> Iterable[bytes]:
-    return [Random(number).randbytes(64) for number in range(50)]  # noqa: S311 where it begins
-
-
 def _pickles() -> Iterable[bytes]:
     from tests.support.torch_snapshots import training
 
@@ -215,7 +211,7 @@ TARGETS = {
         b"eXLA_PYTHON_CLIENT_MEM_FRACTION=.9\0PYTORCH_CUDA_ALLOC_CONF=backend:native\0",
         b"apython3\0-m\0torch.distributed.run\0train.py", b"apython3\0-c\0import x\0--multiprocessing-fork",
     ]),
-    "recording": Target(_recording, _draws),
+    "recording": Target(_recording, lambda: [Random(number).randbytes(64) for number in range(50)]),  # noqa: S311 where it begins
     "figures": Target(_figures, lambda: [
         b'vllm:kv_cache_usage_perc{engine="0",model_name="a"} 0.25\nvllm:num_requests_running{} 3.0\n',
     ]),

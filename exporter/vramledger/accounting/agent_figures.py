@@ -319,11 +319,7 @@ class AgentJoiner:
         )
 
     def _join_agent(
-        self,
-        agent: Agent,
-        reading: Reading,
-        facts: ProcessFacts | None,
-        processes: ProcessTracker,
+        self, agent: Agent, reading: Reading, facts: ProcessFacts | None, processes: ProcessTracker
     ) -> AgentSnapshot:
         report = agent.report
         if facts is not None and facts.uid is not None and facts.uid != agent.uid:
@@ -359,13 +355,7 @@ class AgentJoiner:
         )
 
     def _assign(
-        self,
-        agent: Agent,
-        history: AgentHistory,
-        report: AgentReport,
-        reading: Reading,
-        *,
-        apart: bool,
+        self, agent: Agent, history: AgentHistory, report: AgentReport, reading: Reading, *, apart: bool
     ) -> _Assigned:
         """Assign a report's figures to devices."""
         identity, held = (agent.pid, agent.start), self._held.get(agent.pid, {})

@@ -250,10 +250,7 @@ def read_settings(content: Mapping[str, Any]) -> RuleSettings:
 
 _FORMS = {
     "alert_prefix": (r"(?:[A-Z]\w*)?", "Acme"),
-    "selector": (
-        r'(?:[a-zA-Z_]\w*(?:=~|!~|!=|=)"(?:[^"\\{}]|\\.)*"(?:, ?(?!$)|$))*',
-        'namespace="gpu"',
-    ),
+    "selector": (r'(?:[a-zA-Z_]\w*(?:=~|!~|!=|=)"(?:[^"\\{}]|\\.)*"(?:, ?(?!$)|$))*', 'namespace="gpu"'),
 }
 """What these keys may look like, and an example."""
 

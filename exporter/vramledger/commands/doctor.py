@@ -62,9 +62,7 @@ class ExporterContact(NamedTuple):
 
 
 def diagnose(
-    reading: Reading,
-    own_rights: OwnRights,
-    contact: ExporterContact | None = None,
+    reading: Reading, own_rights: OwnRights, contact: ExporterContact | None = None
 ) -> Iterator[Finding]:
     """Yield what was found, the most important first."""
     yield from _driver(reading)
@@ -282,7 +280,11 @@ def _rights(reading: Reading, own_rights: OwnRights) -> Iterator[Finding]:
             "mounted with hidepid: processes of other users are invisible and show as unknown",
             "run as root or with CAP_SYS_PTRACE, or in the group that the mount option gid= names",
         )
-    yield from _schedulers(reading)
+    for each in reading.schedulers:
+        text = f"assigns GPUs here; {len(each.grants)} reservation(s) at the moment"
+        remedy = "" if each.complete else "the remedy for privileges, above"
+        lack = "" if each.complete else ", but we may not read the environment of some of its jobs"
+        yield Finding(each.complete, each.name, text + lack, remedy)
     denied = sorted({name for facts in reading.facts for name in facts.denied})
     if denied:
         count = sum(1 for facts in reading.facts if facts.denied)
@@ -299,14 +301,6 @@ def _rights(reading: Reading, own_rights: OwnRights) -> Iterator[Finding]:
             f"{unseen} process(es) that NVML lists and /proc hides from us: their state is unknown",
             "the remedy for /proc or privileges, above",
         )
-
-
-def _schedulers(reading: Reading) -> Iterator[Finding]:
-    for each in reading.schedulers:
-        text = f"assigns GPUs here; {len(each.grants)} reservation(s) at the moment"
-        remedy = "" if each.complete else "the remedy for privileges, above"
-        lack = "" if each.complete else ", but we may not read the environment of some of its jobs"
-        yield Finding(each.complete, each.name, text + lack, remedy)
 
 
 def findings_text(findings: list[Finding]) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import time
 import zlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from vramledger.agent_server.discovery import agent_joiner
 from vramledger.commands import fit_verdict
 from vramledger.commands.arguments import add_control, add_sampling, control_socket, sampling_config
 from vramledger.commands.fit_input import (
+    Busy,
     CgroupRoom,
     DeviceUse,
     LedgerSample,
@@ -33,7 +33,7 @@ from vramledger.errors import RecordingError, StartupError, UsageError
 from vramledger.exchange import read_json
 from vramledger.model.records import JSON_VERSION, Json
 from vramledger.model.snapshot import Snapshot
-from vramledger.sampling.replay import FORMAT, read_recording
+from vramledger.sampling.replay import FORMAT, open_recording, read_recording
 from vramledger.sampling.supervisor import Supervisor
 from vramledger.serving.source import snapshots
 from vramledger.views.ledger_json import snapshot_json
@@ -46,14 +46,15 @@ _MAX_VALUES = 2_000_000
 """JSON values of a file. However short they are there, each takes up to 180 bytes here and 3 microseconds."""
 
 _PIDS_SHOWN = 8
+_MOST = 1000
+"""The programs that are counted, and the devices whose peaks are remembered; a file may have more."""
 
 
 class Seen(NamedTuple):
     """What was seen of a program."""
 
     program: Program  # the program
-    # for each device that it holds memory on, what was seen in each sample
-    uses: tuple[tuple[DeviceUse, ...], ...]
+    uses: tuple[DeviceUse, ...]  # for each device that it holds memory on, what was seen in all samples
     ledger: LedgerSample | None  # the newest sample; None for a report, which has none
     origin: str  # where this comes from, a sentence
 
@@ -94,75 +95,73 @@ def _ledger(snapshot: Snapshot) -> LedgerSample:
     return read_ledger(snapshot_json(snapshot), "the sample")
 
 
-def choose_program(ledgers: list[LedgerSample], pid: int | None, origin: str) -> Seen:
-    """Return what was seen of a program, or of the only one. Raises StartupError if none, or several."""
-    holders = {holder for ledger in ledgers for holder in ledger.programs}
-    if pid is None:
-        if len(holders) != 1:
-            shown = ", ".join(map(str, sorted(holders)[:_PIDS_SHOWN]))
-            raise StartupError(
-                f"{origin}: {len(holders)} programs hold GPU memory ({shown}); choose one with --pid"
-                if holders
-                else f"{origin}: no program holds GPU memory"
-            )
-        (pid,) = holders
-    having = [ledger for ledger in ledgers if pid in ledger.programs]
-    if not having:
-        failure = next((ledger.failure for ledger in ledgers if ledger.failure), "")
-        raise StartupError(f"pid {pid} holds no GPU memory that we can see ({failure or origin})")
-    program = having[-1].programs[pid]
-    same = [each for each in having if _is_same(each.programs[pid], program)]
-    by_device: dict[str, list[DeviceUse]] = {}
-    for ledger in same:
-        for use in ledger.uses[pid]:
-            by_device.setdefault(use.uuid, []).append(use)
-    newest = {use.uuid for use in same[-1].uses[pid]}
-    uses = tuple(tuple(found) for uuid, found in by_device.items() if uuid in newest)
-    return Seen(program, uses, having[-1], origin)
+def choose_program(ledgers: Iterable[LedgerSample], pid: int | None, origin: str) -> Seen:
+    """Return what was seen of a program, or of the only one. Raises StartupError if none, or several.
 
-
-def _is_same(one: Program, other: Program) -> bool:
-    if one.started is None or other.started is None:
-        return True
-    return abs(one.started - other.started) < 1.0
-
-
-async def past_sample(args: argparse.Namespace, at: float) -> list[LedgerSample]:
-    """Return a stored moment. Raises StartupError if nothing is stored of it."""
-    _, answer, _ = await ask_moment(args, at)
-    return [_ledger(answer.snapshot)]
+    No ledger is kept: there may be any number of them.
+    """
+    holders: set[int] = set()
+    newest: LedgerSample | None = None
+    started: float | None = None
+    failure = ""
+    uses: dict[str, DeviceUse] = {}
+    for ledger in ledgers:
+        failure = failure or ledger.failure
+        holders.update(ledger.programs if pid is None else {pid} & ledger.programs.keys())
+        if len(holders) > _MOST:
+            break
+        chosen = next(iter(holders), 0)
+        if chosen not in ledger.programs:
+            continue
+        newest, begun = ledger, ledger.programs[chosen].started
+        held = {use.uuid for use in ledger.uses[chosen]}
+        if begun is not None and abs(begun - (started or begun)) >= 1.0:
+            uses.clear()  # they were an earlier program's
+        if len(uses) > _MOST:
+            uses = {uuid: use for uuid, use in uses.items() if uuid in held}
+        started = started if begun is None else begun
+        for use in ledger.uses[chosen]:
+            uses[use.uuid] = use.after(uses[use.uuid]) if use.uuid in uses else use
+    if newest is None or len(holders) > 1:
+        count = f"more than {_MOST}" if len(holders) > _MOST else len(holders)
+        shown = ", ".join(map(str, sorted(holders)[:_PIDS_SHOWN]))
+        raise StartupError(
+            f"pid {pid} holds no GPU memory that we can see ({failure or origin})"
+            if pid is not None
+            else f"{origin}: {count} programs hold GPU memory ({shown}); choose one with --pid"
+            if holders
+            else f"{origin}: no program holds GPU memory"
+        )
+    found = tuple(use for uuid, use in uses.items() if uuid in held)
+    return Seen(newest.programs[chosen], found, newest, origin)
 
 
 def read_file(path: Path, pid: int | None) -> Seen:
     """Return what a file says. Raises RecordingError if unreadable, StartupError without the program."""
-    content = _read_content(path)
-    documents = _documents(path, content)
+    documents = _documents(path, _read_content(path))
     first = documents[0]
     origin = f"from {path.name}"
     if isinstance(first, dict) and first.get("format") == FORMAT:
         tracker = HoldingTracker(idle_after=IDLE_AFTER, source="replay", recording=path.name)
-        ledgers = [_ledger(tracker.update(reading)) for reading in read_recording(path)]
-        return choose_program(ledgers, pid, origin)
+        return choose_program(
+            (_ledger(tracker.update(reading)) for reading in read_recording(path)), pid, origin
+        )
     if isinstance(first, dict) and "requested" in first and "pool" in first:
         program, uses = read_oom_report(first, str(path))
         if pid is not None and pid != program.pid:
             raise UsageError(f"{path} is the report of pid {program.pid}, not of pid {pid}")
-        return Seen(program, (uses,), None, f"{origin}, written as an allocation failed")
-    ledgers = [read_ledger(each, f"{path}, document {number}") for number, each in enumerate(documents, 1)]
+        return Seen(program, uses, None, f"{origin}, written as an allocation failed")
+    ledgers = (read_ledger(each, f"{path}, document {number}") for number, each in enumerate(documents, 1))
     return choose_program(ledgers, pid, origin)
 
 
 def _read_content(path: Path) -> bytes:
     try:
-        with path.open("rb") as raw:
-            compressed = raw.read(2) == b"\x1f\x8b"
-        with gzip.open(path, "rb") if compressed else path.open("rb") as file:
+        with open_recording(path) as file:
             content = file.read(_MAX_FILE_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise RecordingError(f"cannot read {path}: {reason}") from error
-    if len(content) > _MAX_FILE_BYTES:
-        raise RecordingError(f"{path} is longer than {_MAX_FILE_BYTES // 2**20} MiB; keep a part of it")
     return content
 
 
@@ -171,6 +170,8 @@ def _documents(path: Path, content: bytes) -> list[Any]:
     head = _parse([content[:_MAX_HEAD_BYTES].lstrip().partition(b"\n")[0]])
     if head and isinstance(head[0], dict) and head[0].get("format") == FORMAT:
         return head
+    if len(content) > _MAX_FILE_BYTES:
+        raise RecordingError(f"{path} is longer than {_MAX_FILE_BYTES // 2**20} MiB; keep a part of it")
     if sum(map(content.count, (b",", b"[", b"{", b"\n"))) > _MAX_VALUES:
         raise RecordingError(f"{path} has more than {_MAX_VALUES:,} values; keep a part of it")
     lines = [line for line in content.split(b"\n") if line.strip()]
@@ -267,7 +268,8 @@ class Fit(NamedTuple):
     @property
     def status(self) -> int:
         """Return the exit status."""
-        wanted = [offers for need, offers in zip(self.needs, self.offers, strict=True) if not need.unused]
+        found = [each for each in zip(self.needs, self.offers, strict=True) if not each[0].unused]
+        wanted = [offers for _, offers in found]
         if not self.of_this_host:
             return CANNOT_TELL
         if fit_verdict.assign_devices(wanted):
@@ -275,9 +277,8 @@ class Fit(NamedTuple):
         unsure = any(
             each.verdict in (fit_verdict.PERHAPS, fit_verdict.UNKNOWN)
             or (each.verdict == fit_verdict.AFTER and need.bytes is None)
-            for need, offers in zip(self.needs, self.offers, strict=True)
+            for need, offers in found
             for each in offers
-            if not need.unused
         )
         return CANNOT_TELL if unsure or not any(wanted) else DOES_NOT_FIT
 
@@ -297,7 +298,8 @@ async def _fit(args: argparse.Namespace) -> Fit:
     if number is None:
         seen = read_file(Path(args.what), args.pid)
     else:
-        seen = choose_program(await past_sample(args, args.at), number, "as it was stored")
+        _, answer, _ = await ask_moment(args, args.at)
+        seen = choose_program([_ledger(answer.snapshot)], number, "as it was stored")
     ledgers, by = await watch_host(args, 0.0)
     return _compare(args, seen, ledgers[-1] if ledgers else None, by, live=False)
 
@@ -315,7 +317,7 @@ def _compare(args: argparse.Namespace, seen: Seen, now: LedgerSample | None, by:
             here += f"; these are the GPUs {seen.origin}, as they were then"
             live = True
     needs = sorted(
-        (fit_verdict.assess_need(uses, args.headroom) for uses in seen.uses),
+        (fit_verdict.assess_need(use, args.headroom) for use in seen.uses),
         key=lambda need: -(need.enough or need.bytes or need.most or 0),
     )
     offers = tuple(
@@ -375,7 +377,7 @@ def _need_lines(need: fit_verdict.MemoryNeed, headroom: float) -> Iterator[str]:
 
 
 def _compute_lines(need: fit_verdict.MemoryNeed) -> Iterator[str]:
-    time_busy, sm_busy = need.time_busy, need.sm_busy
+    time_busy, sm_busy = need.use.time_busy, need.use.sm_busy
     if time_busy is None:
         yield (
             "    compute      not known: the driver does not say how busy it keeps the GPU, and beside other "
@@ -394,7 +396,7 @@ def _compute_lines(need: fit_verdict.MemoryNeed) -> Iterator[str]:
     yield f"    compute      {text}"
 
 
-def _busy_text(busy: fit_verdict.Busy) -> str:
+def _busy_text(busy: Busy) -> str:
     highest = f", at most {busy.highest:.0%}" if busy.samples > 1 else ""
     return f"{busy.mean:.0%}{highest}"
 
@@ -461,21 +463,12 @@ def _doubt(need: fit_verdict.MemoryNeed, offer: fit_verdict.Offer) -> str:
     return f"enough for what it had, {also} for the allocation that failed"
 
 
-def _chosen_device(
-    need: fit_verdict.MemoryNeed, offers: Sequence[fit_verdict.Offer]
-) -> tuple[str, int | None]:
-    """Return the name and capacity of the device for which limits are written: the first where it fits."""
-    for offer in offers:
-        if offer.usable:
-            return _place(offer.device.gpu, offer.device.name), offer.device.capacity
-    return _place(need.use.gpu, need.use.name), need.use.capacity
-
-
 def _limit_lines(
     need: fit_verdict.MemoryNeed, offers: Sequence[fit_verdict.Offer], headroom: float
 ) -> Iterator[str]:
-    place, capacity = _chosen_device(need, offers)
-    for advice in fit_verdict.limit_advice(need, capacity, headroom):
+    device = next((each.device for each in offers if each.usable), need.use)
+    place = _place(device.gpu, device.name)
+    for advice in fit_verdict.limit_advice(need, device.capacity, headroom):
         yield f"    limit        {advice.text}"
         yield f"                 {advice.where}, {advice.framework} on {place}: {advice.about}"
 
@@ -507,10 +500,10 @@ def _need_json(
         "needed": need.bytes, "planned": need.planned, "failed": need.failed, "wanted": need.wanted,
         "unused": need.unused, "advice": [each.advice for each in need.frameworks if each.advice],
         "grade": need.grade.value, "why": need.why,
-        "time_busy": _busy_json(need.time_busy),
-        "sm_busy": _busy_json(need.sm_busy),
-        "copies_by_time": fit_verdict.copies_by_compute(need.time_busy),
-        "copies_by_sm": fit_verdict.copies_by_compute(need.sm_busy),
+        "time_busy": _busy_json(need.use.time_busy),
+        "sm_busy": _busy_json(need.use.sm_busy),
+        "copies_by_time": fit_verdict.copies_by_compute(need.use.time_busy),
+        "copies_by_sm": fit_verdict.copies_by_compute(need.use.sm_busy),
         "devices": [
             {
                 "gpu": offer.device.gpu, "uuid": offer.device.uuid, "name": offer.device.name,
@@ -531,5 +524,5 @@ def _need_json(
     }  # fmt: skip
 
 
-def _busy_json(busy: fit_verdict.Busy | None) -> Json:
+def _busy_json(busy: Busy | None) -> Json:
     return None if busy is None else dict(busy._asdict())

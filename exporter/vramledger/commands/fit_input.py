@@ -163,8 +163,16 @@ class FrameworkUse(NamedTuple):
         return self.name if declared is None else declared.title
 
 
+class Busy(NamedTuple):
+    """How busy a program kept a device while it was watched: shares of 1."""
+
+    mean: float
+    highest: float
+    samples: int
+
+
 class DeviceUse(NamedTuple):
-    """What was seen of the program on one device in one sample; bytes, None means not known."""
+    """What was seen of the program on one device until a sample; bytes, None means not known."""
 
     uuid: str  # of the device
     gpu: int | None  # its index
@@ -172,17 +180,45 @@ class DeviceUse(NamedTuple):
     capacity: int | None  # what programs can have of it, without the driver's reserve
     held: int | None  # what the program held, charged or not
     peak: int | None  # the highest of that so far
-    overhead: int | None  # what it held outside the frameworks' pools
+    overhead: int | None  # what it held outside the frameworks' pools, at most
     framework: str  # the one that holds the memory
     policy: str  # how that takes memory
-    frameworks: tuple[FrameworkUse, ...]  # those that reported
+    frameworks: tuple[FrameworkUse, ...]  # those that reported, each with its highest use in all samples
     whole_life: bool  # it was watched since its start, so ``peak`` is the peak of its life
-    time_busy: float | None = None  # the share of the time in which it had a kernel on the device
+    time_busy: Busy | None = None  # the share of the time in which it had a kernel on the device
     # the share of the device's SMs that its kernels kept busy, by the device's own counters
-    sm_busy: float | None = None
+    sm_busy: Busy | None = None
     failed: bool = False  # an allocation has failed here, or perhaps here
     failed_request: int | None = None  # bytes of its newest allocation that failed here
     used_at_failure: int | None = None  # what the framework had in use at that moment
+    peaks: Mapping[str, int] = {}  # the highest uses of frameworks that may report again
+
+    def after(self, earlier: DeviceUse) -> DeviceUse:
+        """Return this sample with the highest figures so far: a program may reset them."""
+        peaks = {name: peak for name, peak in earlier.peaks.items() if name in FRAMEWORKS_BY_NAME}
+        for each in (*earlier.frameworks, *self.frameworks):
+            if each.in_use_peak is not None:
+                peaks[each.name] = max(each.in_use_peak, peaks.get(each.name, 0))
+        return self._replace(
+            peak=_highest(self.peak, earlier.peak),
+            overhead=_highest(self.overhead, earlier.overhead),
+            frameworks=tuple(each._replace(in_use_peak=peaks.get(each.name)) for each in self.frameworks),
+            time_busy=_joined(self.time_busy, earlier.time_busy),
+            sm_busy=_joined(self.sm_busy, earlier.sm_busy),
+            peaks=peaks,
+        )
+
+
+def _highest(*figures: int | None) -> int | None:
+    return max((each for each in figures if each is not None), default=None)
+
+
+def _joined(one: Busy | None, other: Busy | None) -> Busy | None:
+    if one is None or other is None:
+        return one or other
+    samples = one.samples + other.samples
+    mean = (one.mean * one.samples + other.mean * other.samples) / samples
+    return Busy(mean, max(one.highest, other.highest), samples)
 
 
 class Program(NamedTuple):
@@ -390,11 +426,15 @@ def _use(device: _DeviceSeen, holding: _HoldingSeen, watched_since: float | None
         policy=holding.policy,
         frameworks=tuple(_framework(each) for each in agent.frameworks),
         whole_life=started is not None and watched_since is not None and started >= watched_since,
-        time_busy=device.utilization if alone else None,  # a row beside others is the device's figure
-        sm_busy=device.activity.get("sm") if alone else None,
+        time_busy=_busy(device.utilization) if alone else None,  # a row beside others is the device's figure
+        sm_busy=_busy(device.activity.get("sm")) if alone else None,
         failed=oom is not None,
         failed_request=None if oom is None else oom.requested,
     )
+
+
+def _busy(share: float | None) -> Busy | None:
+    return None if share is None else Busy(share, share, 1)
 
 
 def _framework(seen: _FrameworkSeen) -> FrameworkUse:

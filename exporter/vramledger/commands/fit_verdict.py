@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from vramledger.accounting.holders.policies import CONTEXT_BYTES
 from vramledger.commands.fit_input import (
+    Busy,
     CgroupRoom,
     DeviceUse,
     Evictable,
@@ -155,18 +156,10 @@ _SET_ASIDE = frozenset({"preallocate", "fraction", "limit"})
 _PERMILLE = 1000
 
 
-class Busy(NamedTuple):
-    """How busy a program kept a device while it was watched: shares of 1."""
-
-    mean: float
-    highest: float
-    samples: int
-
-
 class MemoryNeed(NamedTuple):
     """What a program needs of one device, bytes."""
 
-    use: DeviceUse  # what was seen last
+    use: DeviceUse  # what was seen
     bytes: int | None  # its need at its peak so far; None when not known
     planned: int | None  # the same with headroom for the pool; None when not known
     failed: bool  # an allocation has failed
@@ -176,9 +169,6 @@ class MemoryNeed(NamedTuple):
     grade: Grade  # how good the evidence for ``bytes``, or else for ``most``, is
     why: str  # the evidence, one sentence
     frameworks: tuple[FrameworkUse, ...]  # those whose peak is known
-    # the share of the time in which it had a kernel on the device; None when not known
-    time_busy: Busy | None
-    sm_busy: Busy | None  # the share of the SMs that it kept busy; None when not known
 
     @property
     def unused(self) -> bool:
@@ -208,25 +198,21 @@ class LimitAdvice(NamedTuple):
     about: str
 
 
-def assess_need(seen: Sequence[DeviceUse], headroom: float = HEADROOM) -> MemoryNeed:
+def assess_need(last: DeviceUse, headroom: float = HEADROOM) -> MemoryNeed:
     """Say what a program needs of one device."""
-    last = seen[-1]
-    frameworks = _highest_peaks(seen)
-    most = max((use.peak for use in seen if use.peak is not None), default=None)
-    time_busy = _busy([use.time_busy for use in seen])
-    sm_busy = _busy([use.sm_busy for use in seen])
+    frameworks, most = last.frameworks, last.peak
     in_use = [each.in_use_peak for each in frameworks]
     moment = "at the peak since its start or its last reset"
     if in_use == [None] and last.used_at_failure is not None:
         # A framework that counts no peak: what it had as its allocation failed was needed at least.
         in_use = [last.used_at_failure]
-        frameworks = [frameworks[0]._replace(in_use_peak=last.used_at_failure)]
+        frameworks = (frameworks[0]._replace(in_use_peak=last.used_at_failure),)
         moment = "when its allocation failed"
     if not frameworks or None in in_use:
         grade, why = _outside_evidence(last, most)
-        return MemoryNeed(last, None, None, last.failed, None, most, grade, why, (), time_busy, sm_busy)
+        return MemoryNeed(last, None, None, last.failed, None, most, grade, why, ())
     peaks = [peak for peak in in_use if peak is not None]
-    rest, grade, about_rest = _rest(seen)
+    rest, grade, about_rest = _rest(last)
     planned = rest + sum(peak + _headroom(peak, headroom) for peak in peaks)
     counted = " and ".join(f"{each.title} counted {gib(each.in_use_peak)} in use" for each in frameworks)
     why = f"{counted} {moment}, and {about_rest}"
@@ -237,38 +223,13 @@ def assess_need(seen: Sequence[DeviceUse], headroom: float = HEADROOM) -> Memory
     serves = FRAMEWORKS_BY_NAME.get(last.framework)
     if serves is not None and serves.serves:
         why += f"; {serves.title} fills the share that it is given, and may need less"
-    return MemoryNeed(
-        last,
-        rest + sum(peaks),
-        planned,
-        last.failed,
-        wanted,
-        most,
-        grade,
-        why,
-        tuple(frameworks),
-        time_busy,
-        sm_busy,
-    )
+    return MemoryNeed(last, rest + sum(peaks), planned, last.failed, wanted, most, grade, why, frameworks)
 
 
-def _highest_peaks(seen: Sequence[DeviceUse]) -> list[FrameworkUse]:
-    """Return the frameworks of the last sample, each with its highest peaks: a program may reset them."""
-    found = []
-    for each in seen[-1].frameworks:
-        same = (other.in_use_peak for use in seen for other in use.frameworks if other.name == each.name)
-        found.append(
-            each._replace(in_use_peak=max((peak for peak in same if peak is not None), default=None))
-        )
-    return found
-
-
-def _rest(seen: Sequence[DeviceUse]) -> tuple[int, Grade, str]:
+def _rest(last: DeviceUse) -> tuple[int, Grade, str]:
     """Return the bytes outside the pools: the grade says whether they are known."""
-    known = [use.overhead for use in seen if use.overhead is not None]
-    if known:
-        return max(known), Grade.PROVEN, f"{gib(max(known))} are outside its pools"
-    last = seen[-1]
+    if last.overhead is not None:
+        return last.overhead, Grade.PROVEN, f"{gib(last.overhead)} are outside its pools"
     in_use = sum(each.in_use_peak or 0 for each in last.frameworks)
     if last.held is not None and last.held < in_use + CONTEXT_BYTES:
         # It holds so little that the rest cannot be what we would assume.
@@ -304,11 +265,6 @@ def _outside_evidence(use: DeviceUse, most: int | None) -> tuple[Grade, str]:
     return Grade.SEEN, (
         "it has held no more than that since its start; a part of it may be a cache, so it may need less"
     )
-
-
-def _busy(values: Sequence[float | None]) -> Busy | None:
-    known = [value for value in values if value is not None]
-    return Busy(sum(known) / len(known), max(known), len(known)) if known else None
 
 
 def copies_by_compute(busy: Busy | None) -> int | None:

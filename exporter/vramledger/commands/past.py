@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import datetime as dt
 import json
-import os
 import re
 import time
+from asyncio.subprocess import PIPE
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from vramledger import __version__
 from vramledger.commands.arguments import control_socket
-from vramledger.errors import RecordingError, StartupError, UsageError
+from vramledger.errors import StartupError, UsageError
+from vramledger.logs import settings
 from vramledger.model.records import RecordError
+from vramledger.sampling.sampler_process import ChildProcess
 from vramledger.serving.control_client import NoExporterError, request_past
-from vramledger.storage.answers import answer
-from vramledger.storage.protocol import AT
+from vramledger.storage.protocol import ASK, AT, HEADER, READ, pack, process_command
 from vramledger.views.ledger_json import LedgerAnswer, read_answer
 from vramledger_agent.commands.parser import argparse_type, parse_duration
 
 STORAGE = Path("/var/lib/vramledger")
 """Where the systemd unit has the storage."""
+
+_SECONDS, _BYTES = 60.0, 2**27
+"""For how long the directory is read, and the longest answer."""
 
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
 
@@ -82,22 +88,33 @@ async def ask_past(args: argparse.Namespace, question: dict[str, Any]) -> tuple[
     try:
         program, head, content = await request_past(control_socket(args), question)
     except NoExporterError as error:
-        return (*_read_directory(args.storage_path, question, str(error)), f"read from {args.storage_path}")
+        path = args.storage_path
+        return *await _read_directory(path, question, str(error)), f"read from {path}"
     if program != __version__:
         raise StartupError(f"the exporter is vramledger {program}, this is {__version__}")
     return head, content, "kept by the exporter"
 
 
-def _read_directory(path: Path, question: dict[str, Any], why: str) -> tuple[dict[str, Any], bytes]:
+async def _read_directory(path: Path, question: dict[str, Any], why: str) -> tuple[dict[str, Any], bytes]:
+    """Have it read by the process that reads for the exporter, too: its files may be a stranger's."""
+    command = process_command(READ, json.dumps({"path": str(path), "host": ""}), *settings())
+    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+    assert process.stdin is not None and process.stdout is not None  # noqa: S101, PT018 they are pipes
+    process.stdin.write(pack(ASK, json.dumps(question).encode()))
     try:
-        os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-    except OSError as error:
-        raise StartupError(
-            f"{path} cannot be read ({error.strerror}); name the storage with --storage.path; and {why}"
-        ) from error
-    try:
-        first, _, content = answer(path, question).partition(b"\n")
-    except (RecordingError, OSError) as error:
-        raise StartupError(f"{path}: {error}") from error
-    head: dict[str, Any] = json.loads(first)
-    return head, content
+        head = await asyncio.wait_for(process.stdout.readexactly(HEADER.size), _SECONDS)
+        if (size := HEADER.unpack(head)[1]) > _BYTES:
+            raise StartupError(f"the answer has more than {_BYTES >> 20} MiB; ask for a shorter span")
+        found = await asyncio.wait_for(process.stdout.readexactly(size), _SECONDS)
+    except (asyncio.TimeoutError, asyncio.IncompleteReadError, OSError) as error:
+        what = f"is not read in {_SECONDS:.0f} s, or the process that reads it has ended"
+        raise StartupError(f"{path} {what}; ask for a shorter span") from error
+    finally:
+        ChildProcess(process).kill_now()
+        with suppress(asyncio.TimeoutError):  # a file system that hangs may keep it
+            await asyncio.wait_for(process.wait(), 1.0)
+    first, _, content = found.partition(b"\n")
+    said: dict[str, Any] = json.loads(first)
+    if "error" in said:
+        raise StartupError(f"{path}: {said['error']}; and {why}")
+    return said, content

@@ -231,10 +231,6 @@ def _ending(each: Unused) -> str:
     return f"If you do not need it: {ends}"
 
 
-def _doubt(each: Unused) -> str:
-    return " (inferred)" if each.holding.grade is Grade.INFERRED else ""
-
-
 def _grades(found: Sequence[Unused]) -> str:
     return f"\n{_INFERRED}" if any(each.holding.grade is Grade.INFERRED for each in found) else ""
 
@@ -244,7 +240,8 @@ def text_for_user(host: str, found: Sequence[Unused]) -> str:
     head = (
         f"These programs of yours hold GPU memory on {host} that others could use. Run the commands there.\n"
     )
-    lines = (f"\n{_line(each)}{_doubt(each)}.\n{_ending(each)}\n" for each in found)
+    doubts = {Grade.INFERRED: " (inferred)"}
+    lines = (f"\n{_line(each)}{doubts.get(each.holding.grade, '')}.\n{_ending(each)}\n" for each in found)
     return head + "".join(lines) + _grades(found)
 
 

@@ -206,7 +206,9 @@ def render_expression(source: str, settings: RuleSettings) -> str:
     branches = [(_owner_matchers(concerned, None), values)]
     for index, override in enumerate(concerned):
         given = {name: override.thresholds[name] for name in used & override.thresholds.keys()}
-        own = {**values, **{name: _reached(name, value) for name, value in given.items()}}
+        # A share that is never reached ends only its own comparison of several.
+        never = {name: "Inf" for name in given if given[name] == "never" and name.endswith("_share")}
+        own = {**values, **given, **never}
         branches.append((_owner_matchers(concerned[:index], override), own))
     written = [
         fill_in(source, {**own, "owner_matchers": matchers}).rstrip()
@@ -216,11 +218,6 @@ def render_expression(source: str, settings: RuleSettings) -> str:
     if len(written) == 1:
         return written[0] + "\n"
     return "\nor\n".join(f"(\n{indent(branch, '  ')}\n)" for branch in written) + "\n"
-
-
-def _reached(threshold: str, value: float | str) -> float | str:
-    """Return an owner's threshold; a share that is never reached ends only its own comparison of several."""
-    return "Inf" if value == "never" and threshold.endswith("_share") else value
 
 
 def _owner_matchers(before: Sequence[Override], own: Override | None) -> str:

@@ -192,7 +192,9 @@ def _print_sample(
 ) -> bool:
     """Print a sample, and in the table a note; tell whether there was what was asked for."""
     if args.why is not None and snapshot.up:
-        evidence = _evidence_text(snapshot, args.why, as_json=args.json)
+        found = evidence_json(snapshot, args.why) if args.json else None
+        lines = () if args.json else evidence_lines(snapshot, args.why)
+        evidence = "".join(f"{line}\n" for line in lines) if found is None else json.dumps(found) + "\n"
         if not evidence:
             write_plain(f"vramledger: pid {args.why} holds no GPU memory that we can see here\n", error=True)
             return False
@@ -205,13 +207,6 @@ def _print_sample(
         table = table_parts(snapshot, colour=terminal and "NO_COLOR" not in os.environ)
         write_output(clear, *table, f"{printable(note)}\n" if note else "")
     return True
-
-
-def _evidence_text(snapshot: Snapshot, pid: int, *, as_json: bool) -> str:
-    if as_json:
-        evidence = evidence_json(snapshot, pid)
-        return "" if evidence is None else json.dumps(evidence) + "\n"
-    return "".join(f"{line}\n" for line in evidence_lines(snapshot, pid))
 
 
 _GIB_HOUR = 2**30 * 3600.0

@@ -14,10 +14,9 @@ READ_CAPABILITIES = frozenset({"dac_read_search", "sys_ptrace"})
 
 _BITS = {"dac_read_search": 2, "sys_ptrace": 19}
 _SETPCAP = 8
-_LAST_CAPABILITY = "/proc/sys/kernel/cap_last_cap"
 
 _VERSION_3 = 0x20080522
-_SET_DUMPABLE, _BOUNDING_DROP, _NO_NEW_PRIVS, _AMBIENT = 4, 24, 38, 47
+_SET_DUMPABLE, _BOUNDING_READ, _BOUNDING_DROP, _NO_NEW_PRIVS, _AMBIENT = 4, 23, 24, 38, 47
 _AMBIENT_RAISE, _AMBIENT_CLEAR = 2, 4
 
 
@@ -117,11 +116,11 @@ def _shrink_bounding_set(permitted: int, kept: int) -> None:
     """Shrink the set of capabilities that any descendant can ever get, which needs CAP_SETPCAP."""
     if not permitted >> _SETPCAP & 1:
         return
-    with open(_LAST_CAPABILITY, encoding="ascii") as file:  # noqa: PTH123 pathlib takes half a MiB
-        last = int(file.read())
-    for bit in range(last + 1):
+    bit = 0
+    while _libc.prctl(_BOUNDING_READ, *map(ctypes.c_ulong, (bit, 0, 0, 0))) >= 0:  # there may be no /proc
         if not kept >> bit & 1:
             _prctl(_BOUNDING_DROP, bit)
+        bit += 1
 
 
 def _bit_mask(names: frozenset[str]) -> int:

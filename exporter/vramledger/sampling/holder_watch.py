@@ -115,7 +115,9 @@ class FactsWatch(Collector):
         self._note_bystanders(found, known)
         self._plan_refreshes(found)
         for facts in found:
-            self._unsent[facts.pid, facts.start] = replace(facts, owner=_unresolved(facts.owner))
+            # Until its owner was looked for: its user is not charged in place of its job.
+            owner = (facts.owner or Owner("", ""))._replace(type="unknown", name="")
+            self._unsent[facts.pid, facts.start] = replace(facts, owner=owner)
         return {"facts": tuple(facts for facts in self._unsent.values() if facts.pid in known)}
 
     def _program_of(self, row: ProcessRow) -> int:
@@ -161,11 +163,6 @@ class FactsWatch(Collector):
                     refreshes.pop()
                     self._facts.request(row)
         self._refreshes = listed
-
-
-def _unresolved(owner: Owner | None) -> Owner:
-    """Return the owner of a process until it was looked for: its user is not charged in place of its job."""
-    return (owner or Owner("", ""))._replace(type="unknown", name="")
 
 
 class CpuTimes(Collector):

@@ -51,7 +51,7 @@ def encode_header(note: str = "", idle_after: float | None = None, *, simulated:
 def read_recording(path: Path) -> Iterator[Reading]:
     """Yield a file's readings. Raises RecordingError if it is unreadable, cut off or none."""
     try:
-        with _open_recording(path) as lines:
+        with open_recording(path) as lines:
             _read_header(path, lines.readline(MAX_LINE_BYTES))
             for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE_BYTES), b""), start=2):
                 try:
@@ -70,7 +70,8 @@ def _check_length(line: bytes) -> None:
         raise RecordingError(f"the line is longer than {MAX_LINE_BYTES // 2**20} MiB, and no reading is")
 
 
-def _open_recording(path: Path) -> gzip.GzipFile | io.BufferedReader:
+def open_recording(path: Path) -> gzip.GzipFile | io.BufferedReader:
+    """Open a file to read, compressed or not."""
     with path.open("rb") as raw:
         compressed = raw.read(2) == b"\x1f\x8b"
     return gzip.open(path, "rb") if compressed else path.open("rb")
@@ -116,7 +117,7 @@ class Replay:
         self._skip = skip
         if next(read_recording(path), None) is None:
             raise RecordingError(f"the recording {path} is empty")
-        with _open_recording(path) as lines:
+        with open_recording(path) as lines:
             header = _read_header(path, lines.readline(MAX_LINE_BYTES))
         self.idle_after = header.idle_after
         self.name = f"{path.name} (simulated)" if header.simulated else path.name

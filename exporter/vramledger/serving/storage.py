@@ -273,7 +273,9 @@ class Storage:
         turn = self._turns.setdefault(asker, asyncio.Lock())
         async with turn, self._others.turn:
             begun = self._loop.time()
-            bucket = self._share_of(asker, begun)
+            if asker not in self._spent and len(self._spent) >= ASKERS_MAX:
+                self._spent = {who: each for who, each in self._spent.items() if not each.is_full(begun)}
+            bucket = self._spent.setdefault(asker, TokenBucket(begun, SHARE, SHARE_BURST))
             if bucket.is_empty(begun):
                 raise StorageError("the past was asked for too much lately; try again in some seconds")
             try:
@@ -281,11 +283,6 @@ class Storage:
             finally:
                 now = self._loop.time()
                 bucket.charge(now, now - begun)
-
-    def _share_of(self, asker: str, now: float) -> TokenBucket:
-        if asker not in self._spent and len(self._spent) >= ASKERS_MAX:
-            self._spent = {who: each for who, each in self._spent.items() if not each.is_full(now)}
-        return self._spent.setdefault(asker, TokenBucket(now, SHARE, SHARE_BURST))
 
     async def run(self) -> None:
         """Receive what the process says, and have it started whenever there is none."""

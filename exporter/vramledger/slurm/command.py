@@ -119,10 +119,7 @@ def _without_running_jobs(
 
 
 def _may_be_here(
-    possible: Collection[str],
-    devices: tuple[DeviceReading, ...],
-    question: SlurmQuestion,
-    jobs: NodeJobs,
+    possible: Collection[str], devices: tuple[DeviceReading, ...], question: SlurmQuestion, jobs: NodeJobs
 ) -> bool:
     """Tell whether a job runs here, as far as is known; a SLUID without a record may be any."""
     return any(_has_one(job, devices, jobs) for job in possible if job != question.ended)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import sqlite3
 import sys
@@ -27,12 +28,13 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from vramledger.errors import RecordingError, VramledgerError
+from vramledger.errors import RecordingError, StartupError, VramledgerError
 from vramledger.logs import configure
 from vramledger.model.records import JSON_VERSION
-from vramledger.sampling.privileges import drop_privileges
+from vramledger.sampling.privileges import DEFAULT_UID, User, drop_privileges
 from vramledger.storage import protocol
 from vramledger.storage.database import DamagedError, PastReader, connect_reader, translated
+from vramledger.storage.keeper import OTHERS_WRITE
 from vramledger.storage.reduction import expand_reading, facts_plain
 from vramledger.storage.state import Past, advance, compute, start_from
 from vramledger.views.hidden_names import HiddenNames, public_view
@@ -48,11 +50,15 @@ MARKS_MAX = 1500
 READINGS_MAX = 64 * 2**20
 """Bytes of readings in an answer, which the exporter has in its memory, too."""
 
+MEMORY_MAX = 2**31
+"""Bytes of memory of a process that reads, whatever its file has."""
+
 ENDED, BEGAN = "exporter-ended", "exporter-began"
 """The marks of the exporter itself: a holder that is stopped has a mark of that name."""
 
 _LEFTOVER = ("dead", "zombie", "stuck", "orphaned")
 _OOM, _LINKS = "oom", ("lost", "back")
+_ROOT = 0
 _ROW_MAX = 3600.0
 """Seconds for which a row is true at most: a minute, or the interval of samples where that is longer."""
 
@@ -238,7 +244,12 @@ def answer(directory: Path, request: dict[str, Any], host: str = "") -> bytes:
 def _answer(past: PastReader, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     ask = request["ask"]
     if ask == protocol.RESTORE:
-        return _restore(past)
+        newest = past.newest()
+        if newest is None:
+            return {"found": False}, b""
+        readings = [(each.time, each.value) for each in newest.readings]
+        content = json.dumps({"state": newest.state.value, "readings": readings}).encode()
+        return {"found": True, "header": newest.header}, content
     if ask == protocol.AT:
         return _moment(past, request)
     begin, end = float(request["from"]), float(request["to"])
@@ -282,14 +293,6 @@ def _readings(past: PastReader, found: Iterator[protocol.Entry]) -> tuple[dict[s
     return {"readings": count}, bytes(content[:-1])
 
 
-def _restore(past: PastReader) -> tuple[dict[str, Any], bytes]:
-    found = past.newest()
-    if found is None:
-        return {"found": False}, b""
-    content = {"state": found.state.value, "readings": [(each.time, each.value) for each in found.readings]}
-    return {"found": True, "header": found.header}, json.dumps(content).encode()
-
-
 def _hidden(request: dict[str, Any]) -> HiddenNames | None:
     return HiddenNames(bytes.fromhex(request[protocol.HIDE])) if protocol.HIDE in request else None
 
@@ -323,13 +326,45 @@ def _moment(past: PastReader, request: dict[str, Any]) -> tuple[dict[str, Any], 
     return head, write_answer(snapshot, growth)
 
 
-def answer_or_problem(directory: Path, content: bytes, host: str) -> bytes:
+def answer_or_problem(directory: Path | StartupError, content: bytes, host: str) -> bytes:
     """Return the answer to a request as the exporter sends it, or why there is none."""
     try:
+        if isinstance(directory, StartupError):
+            raise directory
         return answer(directory, json.loads(content), host)
-    except (VramledgerError, OSError, ValueError, LookupError, TypeError) as error:
-        problem = {"error": str(error), DAMAGED: isinstance(error, DamagedError)}
+    except (VramledgerError, OSError, ValueError, LookupError, TypeError, MemoryError) as error:
+        text = str(error) or f"it takes more than {MEMORY_MAX >> 30} GiB of memory; ask for a shorter span"
+        problem = {"error": text, DAMAGED: isinstance(error, DamagedError)}
         return json.dumps(problem).encode() + b"\n"
+
+
+def _enter(path: Path) -> Path:
+    """Give up all rights; return the path of the directory then. Raises StartupError.
+
+    Its user may have put links to files of others there, to which SQLite, as root, would write.
+    """
+    path = path.absolute()
+    try:
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        found = os.fstat(directory)
+        if root := os.geteuid() == _ROOT:
+            os.fchdir(directory)
+            with suppress(PermissionError):  # a container may have no right to do so
+                os.chroot(".")  # its user may not be able to come here (DynamicUser), nor we leave
+                path = Path("/")
+        os.close(directory)
+    except OSError as error:
+        raise StartupError(
+            f"it cannot be read ({error.strerror}); name the storage with --storage.path"
+        ) from error
+    # Root's own directory may have copies that are others'. A group may be one that its user is not in.
+    owner = User(found.st_uid, DEFAULT_UID) if found.st_uid != _ROOT else None
+    drop_privileges(frozenset({"dac_read_search"} if root and owner is None else ()), owner if root else None)
+    if root and found.st_mode & OTHERS_WRITE:
+        raise StartupError("other users may write to it; make it mode 0700")
+    if root and os.geteuid() != found.st_uid:
+        raise StartupError(f"it belongs to user {found.st_uid}; run this as that user")
+    return path
 
 
 def _receive(questions: SimpleQueue[bytes], source: BinaryIO) -> None:
@@ -345,12 +380,18 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # the exporter's end is ours
     config = json.loads(sys.argv[1])
     configure(*sys.argv[2:4])
-    drop_privileges()
+    with suppress(ValueError):  # it is lower already
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MAX, MEMORY_MAX))
+    directory: Path | StartupError
+    try:
+        directory = _enter(Path(config["path"]))
+    except StartupError as error:
+        directory = error
     questions: SimpleQueue[bytes] = SimpleQueue()
     Thread(target=_receive, args=(questions, sys.stdin.buffer), daemon=True).start()
     with suppress(BrokenPipeError):
         while True:
-            found = answer_or_problem(Path(config["path"]), questions.get(), config["host"])
+            found = answer_or_problem(directory, questions.get(), config["host"])
             sys.stdout.buffer.write(protocol.pack(protocol.ANSWER, found))
             sys.stdout.buffer.flush()
     os._exit(0)  # the thread has the lock of stdin, for which an interpreter's end waits, and then aborts

@@ -157,6 +157,7 @@ PIECES = 2**16
 _SEGMENT_MAX = 256 * 2**20
 """The bytes of lines that a segment may have. No exporter writes as many, a hostile file can."""
 
+# A change of this text, by one space, needs a new VERSION: a file with another one is not read.
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 CREATE TABLE segment (id INTEGER PRIMARY KEY AUTOINCREMENT, begin REAL NOT NULL, step INTEGER NOT NULL,
@@ -270,6 +271,7 @@ def connect_reader(path: Path, host: str = "") -> sqlite3.Connection:
             connection = _opened(path, how)
             try:
                 _check(connection, host)
+                _require_our_tables(connection)
             except BaseException as error:
                 connection.close()
                 if how == "mode=ro" and str(error) in _NO_LOG:
@@ -303,6 +305,16 @@ def _check(connection: sqlite3.Connection, host: str) -> None:
     theirs = connection.execute("SELECT value FROM meta WHERE name = 'host'").fetchone()
     if host and theirs and theirs[0] != host:
         raise UnfitError("it is of another host", "other-host")
+
+
+def _require_our_tables(connection: sqlite3.Connection) -> None:
+    """Refuse what only looks like our tables and views: a view may have rows without end."""
+    with closing(sqlite3.connect(":memory:")) as made:
+        made.executescript(_TABLES)
+        schema = "SELECT name, type, sql FROM sqlite_schema"
+        missing = {*made.execute(schema)} - {*connection.execute(schema)}
+    if missing:
+        raise DamagedError(f"its {min(missing)[0]} is not as this version makes it")
 
 
 def read_lines(connection: sqlite3.Connection, segment: int) -> Iterator[bytes]:

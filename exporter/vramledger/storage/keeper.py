@@ -31,7 +31,7 @@ LOCK_SECONDS = 5.0
 
 _NICENESS = 10
 _DIRECTORY_MODE = 0o700
-_OTHERS_WRITE = 0o022
+OTHERS_WRITE = 0o022
 _ROOT = 0
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The exporter handles these signals, and we end with it."""
@@ -61,7 +61,7 @@ def open_directory(path: Path, owner: tuple[int, int] | None = None) -> int:
             found = os.fstat(directory)
         if found.st_uid != ours[0]:
             _refuse(path, f"it belongs to user {found.st_uid}, and the exporter runs as user {ours[0]}")
-        if found.st_mode & _OTHERS_WRITE:
+        if found.st_mode & OTHERS_WRITE:
             _refuse(path, "other users may write to it; make it mode 0700")
     except OSError as error:
         os.close(directory)

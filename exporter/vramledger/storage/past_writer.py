@@ -336,7 +336,10 @@ class PastWriter:
             with self._transaction():
                 self._delete(connection, oldest.id)
                 begin = reader.oldest()
-                self._delete_summaries(connection, cutoff if begin is None else max(cutoff, begin))
+                before = cutoff if begin is None else max(cutoff, begin)
+                for table in _SUMMARIES:
+                    connection.execute(f"DELETE FROM {table} WHERE time < ?", (before,))  # noqa: S608 ours
+                connection.execute("DELETE FROM watch WHERE until < ?", (before,))
         if self._looks % _HOLDERS_EVERY == 0:
             connection.execute(_FORGET_HOLDERS)
             if self._tables is not None:
@@ -353,12 +356,6 @@ class PastWriter:
             (segment * database.PIECES, segment * database.PIECES + database.PIECES - 1),
         )
         connection.execute("DELETE FROM segment WHERE id = ?", (segment,))
-
-    @staticmethod
-    def _delete_summaries(connection: sqlite3.Connection, before: float) -> None:
-        for table in _SUMMARIES:
-            connection.execute(f"DELETE FROM {table} WHERE time < ?", (before,))  # noqa: S608 ours
-        connection.execute("DELETE FROM watch WHERE until < ?", (before,))
 
     def _thin_one(self, connection: sqlite3.Connection) -> None:
         """Replace the oldest segment that is stored more finely than its age needs."""

@@ -44,10 +44,6 @@ def noise(seed: str, size: float) -> Callable[[float], float]:
     return lambda hour: Random(f"{seed}/{hour:.2f}").random() * size  # noqa: S311 chance for a test
 
 
-def working_day(hour: float) -> float:
-    return float(8 <= hour % 24 < 20)
-
-
 NOISE = noise("noise", 0.1)
 """More hides the slowest leak: with 0.5 GiB, 50 MiB an hour was not found within two days."""
 
@@ -61,7 +57,9 @@ LIVES = [
     Life("a cache of half a day", lambda hour: 20 + 3 * (1 - math.exp(-hour / 4)), 24),
     Life("0.2 % of a day", lambda hour: 20 + 0.2 * hour / 24, 24 * 8.5, 24 * 8.2),
     Life("flat", lambda hour: 40 + NOISE(hour), 24 * 8.5),
-    Life("days and nights", lambda hour: 20 + 30 * working_day(hour) + NOISE(hour), 24 * 8.5, agent=False),
+    Life(
+        "days and nights", lambda hour: 20 + 30 * (8 <= hour % 24 < 20) + NOISE(hour), 24 * 8.5, agent=False
+    ),
     Life("one larger job", lambda hour: 20 + 5 * (hour > 60), 24 * 8.5, agent=False),
     Life("a step each second day", lambda hour: 20 + 1.5 * (hour // 48), 24 * 8.5),
     Life("a cache that levels off", lambda hour: 20 + 10 * (1 - math.exp(-hour / 10)), 24 * 8.5),

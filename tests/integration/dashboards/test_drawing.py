@@ -101,10 +101,6 @@ def reasons_of(panel: Json) -> list[str]:
     return [look["text"] for value, look in looks if float(value) < 0]
 
 
-def units_of(panel: Json) -> set[str | None]:
-    return {each.look.get("unit") for each in columns_of(panel)} | {defaults(panel).get("unit")}
-
-
 def pixels(text: str) -> float:
     """Return how wide a text in a cell is."""
     return sum(PIXELS_OF_LETTERS.get(letter, 10) for letter in text)
@@ -360,7 +356,8 @@ RULES: dict[tuple[str, str], Callable[[Json], object]] = {
         or not any("$__rate_interval" in target["expr"] for target in panel["targets"])
     ),
     ("", "units are words, and ages durations that Prometheus counts"): lambda panel: (
-        not units_of(panel) & {"cpm", "cps", "opm", "ops", "dateTimeFromNow"}
+        {each.look.get("unit") for each in columns_of(panel)} | {defaults(panel).get("unit")}
+    ).isdisjoint({"cpm", "cps", "opm", "ops", "dateTimeFromNow"}
     ),
     ("", "a title has room beside the mark of its description, on a phone too"): lambda panel: (
         7.2 * len(panel["title"]) <= min(panel["gridPos"]["w"] * PIXELS, PHONE) - 88

@@ -75,16 +75,12 @@ def measure(scene: Scene, *, turns: int, seconds: int) -> Iterator[Row]:
     with tempfile.TemporaryDirectory(prefix="agents-") as directory:
         path = Path(directory, "agent.sock")
         with reporters(path, AGENTS) as pids:
-            _list(scene, pids)
+            for index in range(scene.devices):  # they take turns in holding a GPU, without other holders
+                turn = [(pid, 2**29) for pid in pids[index :: scene.devices]]
+                scene.standin.device(index).set_processes(turn)
             quiet, busy = [], []
             for _ in range(turns):
                 quiet.append(cpu_of_ours(scene, seconds, "--no-collector.agent"))
                 busy.append(cpu_of_ours(scene, seconds, f"--agent.socket={path}"))
     share = statistics.mean(busy) - statistics.mean(quiet)
     yield Row(f"{scene.name}, {AGENTS} agents", "CPU, beyond that without", share, unit="CPU", bar=_MOST)
-
-
-def _list(scene: Scene, pids: list[int]) -> None:
-    """Let the agents take turns in holding a GPU, without other holders."""
-    for index in range(scene.devices):
-        scene.standin.device(index).set_processes([(pid, 2**29) for pid in pids[index :: scene.devices]])

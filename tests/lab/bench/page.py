@@ -86,13 +86,6 @@ def _wire(port: int, path: str) -> tuple[int, str]:
     return len(body), text.decode()
 
 
-def _payload(port: int) -> int:
-    size, text = _wire(port, "/")
-    files = {part.split('"')[0] for part in text.split('="')[1:] if part.startswith("page/")}
-    files.add("api/v1/history")
-    return size + sum(_wire(port, f"/{each}")[0] for each in files) + _event(port)
-
-
 async def _look(address: str, port: int, holders: int, seconds: int) -> tuple[float, list[float]]:
     """Return seconds to the first paint, and of scripting of each update."""
     async with tab(address) as page:
@@ -121,7 +114,11 @@ def measure(scene: Scene, *, turns: int, seconds: int) -> Iterator[Row]:
             yield Row(at, "page: first paint", paint, unit="s", bar=_PAINT)
             what = f"page: scripting of an update, median of {len(updates)}"
             yield Row(at, what, statistics.median(updates), unit="s", bar=_UPDATE)
-        yield Row(at, "page: all that it loads, on the wire", _payload(program.port), unit="B", bar=_PAYLOAD)
+        size, text = _wire(program.port, "/")
+        files = {part.split('"')[0] for part in text.split('="')[1:] if part.startswith("page/")}
+        size += sum(_wire(program.port, f"/{each}")[0] for each in (*files, "api/v1/history"))
+        size += _event(program.port)
+        yield Row(at, "page: all that it loads, on the wire", size, unit="B", bar=_PAYLOAD)
         none = _cpu(program, 0, seconds)
         pairs = [(_cpu(program, 1, seconds), _cpu(program, VIEWERS, seconds)) for _ in range(turns)]
         one, many = (statistics.median(pair[place] for pair in pairs) for place in (0, 1))

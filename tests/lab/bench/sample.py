@@ -41,16 +41,11 @@ def readings(on: Scene, count: int) -> list[Reading]:
         return [decode(line) for line in islice(lines, _UNSETTLED, _UNSETTLED + count)]
 
 
-def _nvml_seconds(reading: Reading) -> float:
-    """Return the wall time until every GPU had answered: the sample without its part in /proc."""
-    return reading.duration - reading.collectors["process"][1]
-
-
 def _median(found: list[Reading]) -> tuple[float, float, float]:
     """Return the medians: of the sample, of its NVML part, and of the slowest GPU in it."""
     return (
         statistics.median(reading.duration for reading in found),
-        statistics.median(map(_nvml_seconds, found)),
+        statistics.median(each.duration - each.collectors["process"][1] for each in found),
         statistics.median(reading.collectors["ledger"][1] for reading in found),
     )
 

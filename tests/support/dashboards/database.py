@@ -160,10 +160,6 @@ def _field(number: int, content: bytes) -> bytes:
     return _varint(number << 3 | 2) + _varint(len(content)) + content
 
 
-def _encode_series(labels: Labels) -> bytes:
-    return b"".join(_field(1, _field(1, key.encode()) + _field(2, text.encode())) for key, text in labels)
-
-
 @cache
 def _sample(at: float) -> tuple[bytes, bytes]:
     """Return the bytes before and after the value of a sample: thousands of samples share them."""
@@ -187,7 +183,10 @@ def send(samples: Samples, engine: Engine, ahead: float = 0.0) -> None:
         return
     span = 3000.0  # Prometheus takes what is up to an hour older than its newest sample
     begin = min(values[0][0] for values in samples.points.values())
-    left = [(_encode_series(labels), values, 0) for labels, values in samples.points.items()]
+    left = [
+        (b"".join(_field(1, _field(1, k.encode()) + _field(2, v.encode())) for k, v in labels), values, 0)
+        for labels, values in samples.points.items()
+    ]
     while begin <= NOW:
         part, rest = [], []
         for series, values, first in left:

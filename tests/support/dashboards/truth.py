@@ -3,7 +3,6 @@
 import re
 import struct
 from bisect import bisect_right
-from collections.abc import Mapping
 from operator import itemgetter
 
 from tests.support.dashboards.database import STALE, Labels, Samples
@@ -16,7 +15,8 @@ def values(samples: Samples, name: str, at: float, **matching: str) -> Values:
     found = {}
     for labels, points in samples.points.items():
         own = dict(labels)
-        if own["__name__"] != name or not _matches(own, matching):
+        fits = (re.fullmatch(pattern, own.get(label, "")) for label, pattern in matching.items())
+        if own["__name__"] != name or not all(fits):
             continue
         place = bisect_right(points, at, key=itemgetter(0)) - 1
         if place >= 0 and points[place][1] != STALE:
@@ -37,7 +37,3 @@ def by_label(found: Values, label: str) -> dict[str, float]:
         key = dict(labels).get(label, "")
         sums[key] = sums.get(key, 0.0) + value
     return sums
-
-
-def _matches(own: Mapping[str, str], matching: Mapping[str, str]) -> bool:
-    return all(re.fullmatch(pattern, own.get(label, "")) for label, pattern in matching.items())

@@ -179,13 +179,10 @@ def _summary(verdict: Verdict, runs: Sequence[Run]) -> Iterator[str]:
         f"{seeds} seeds."
     )
     healthy = [name for name, scenario in SCENARIOS.items() if scenario.healthy]
-    loud = {name: _loud([run for run in runs if run.scenario == name]) for name in healthy}
+    fired = [(run.scenario, each.severity in LOUD) for run in runs for each in run.firings]
+    loud = {name: fired.count((name, True)) for name in healthy}
     named = ", ".join(f"`{name}` {count}" for name, count in loud.items() if count)
     yield f"Pages and warnings in healthy scenarios, the allowed ones included: {named or 'none'}."
-
-
-def _loud(runs: Iterable[Run]) -> int:
-    return sum(each.severity in LOUD for run in runs for each in run.firings)
 
 
 def time_to_detect(run: Run) -> float | None:

@@ -27,7 +27,6 @@ from tests.support.faults.limits import BUDGET, LIMITS, SPENDER
 from tests.support.faults.scene import HOUR
 from tests.support.host.scrapes import SCRAPE, Renderer, scrapes
 from tests.support.host.series import Trace
-from vramledger.model.snapshot import Snapshot
 
 SCENARIOS = {scenario.name: scenario for scenario in (*HEALTHY, *FAULTY, *LIMITS, *EXPORTERS, *JOBS)}
 KNOWN = {**SCENARIOS, **{scenario.name: scenario for scenario in DRAWS}}
@@ -149,15 +148,11 @@ def _live(name: str, seed: int, pace: Pace) -> _Lived:
     host, renderer = scene.build(random, pace.sample), Renderer(rules.families(), scene.weather.most)
     for now, snapshot, lines in scrapes(host, hours, weather, random, renderer):
         trace.scraped(lines)
-        if full is None and snapshot is not None and _fullest(snapshot) >= NEARLY_FULL:
+        ledgers = [] if snapshot is None else [each.ledger for each in snapshot.devices if each.ledger]
+        if full is None and any(each.total - each.free >= NEARLY_FULL * each.total for each in ledgers):
             full = now
     tenancies = tuple(
         Tenancy(each.pid, each.begin, each.end, each.owner.name if each.owner else each.user)
         for each in scene.processes
     )
     return _Lived(trace, Run(name, seed, hours, scene.onset, full, (), tenancies))
-
-
-def _fullest(snapshot: Snapshot) -> float:
-    ledgers = [device.ledger for device in snapshot.devices if device.ledger is not None]
-    return max(((ledger.total - ledger.free) / ledger.total for ledger in ledgers), default=0.0)

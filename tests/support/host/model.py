@@ -204,16 +204,6 @@ HELPER_WAKE_CPU = 0.000075
 """CPU seconds of each wake of a notebook's helper threads, as measured beside an H100."""
 
 
-def _quiet_cpu(pid: int, now: float) -> float:
-    """Return the CPU time of a quiet program in one sample; it varies, as it did there."""
-    return _QUIET_CPUS[crc32(b"%d %d" % (pid, now)) % len(_QUIET_CPUS)]
-
-
-def one_temperature(_: float) -> Mapping[str, HardwareValue]:
-    """Read the only sensor that every device has."""
-    return {"device_temperature_celsius": 41.0}
-
-
 @dataclass(slots=True, eq=False)
 class Gpu:
     """One device: a GPU, a MIG instance, or the GPU that instances divide."""
@@ -229,7 +219,7 @@ class Gpu:
     instance: int | None = None  # its id on its GPU
     divided: bool = False  # it is in MIG mode
     # what the hardware says of itself, by time
-    sensors: Callable[[float], Mapping[str, HardwareValue]] = one_temperature
+    sensors: Callable[[float], Mapping[str, HardwareValue]] = lambda _: {"device_temperature_celsius": 41.0}
     counters: bool = True  # it has GPM's counters, as GPUs since Hopper have
     # fields of the device's reading as the driver gives them, whatever the processes do
     says: dict[str, Any] = field(default_factory=dict)
@@ -315,7 +305,10 @@ class Host:
             cuda_version="13.0",
             devices=devices,
             rows=tuple(each.row(now) for each in alive),
-            cpu_taken=tuple((each.pid, _quiet_cpu(each.pid, now)) for each in alive),
+            cpu_taken=tuple(  # that of a quiet program varies from sample to sample, as it did there
+                (each.pid, _QUIET_CPUS[crc32(b"%d %d" % (each.pid, now)) % len(_QUIET_CPUS)])
+                for each in alive
+            ),
             unseen=dict.fromkeys({each.pid for each in shown} - {each.pid for each in alive}, "gone"),
             waits=tuple(
                 DriverWait(each.pid, each.start, each.pid + 1, "os_acquire_mutex", now - each.fates["stuck"])

@@ -2,6 +2,7 @@
 
 import json
 import re
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from tests.support.sure import sure
 from tests.support.wrong_values import WRONG, places, with_value
 from vramledger.accounting.holders.policies import CONTEXT_BYTES
 from vramledger.commands import fit
-from vramledger.commands.fit_input import DeviceUse, FrameworkUse, LedgerSample, Program, read_ledger
+from vramledger.commands.fit_input import Busy, DeviceUse, FrameworkUse, LedgerSample, Program, read_ledger
 from vramledger.commands.fit_verdict import (
     AFTER,
     NO,
@@ -24,7 +25,6 @@ from vramledger.commands.fit_verdict import (
     TIGHT,
     UNKNOWN,
     YES,
-    Busy,
     MemoryNeed,
     Offer,
     assess_need,
@@ -52,7 +52,7 @@ def ledger(*devices: DeviceSnapshot, **more: Any) -> LedgerSample:  # noqa: ANN4
 def need(gib: float, *, most: float | None = None, whole_life: bool = True) -> MemoryNeed:
     """Return a need that is known, with a tenth more for planning; with ``most``, one that is not."""
     (seen,) = ledger(device(0, [holding(7)])).uses[7]
-    judged = assess_need([seen._replace(whole_life=whole_life)])
+    judged = assess_need(seen._replace(whole_life=whole_life))
     if most is not None:
         return judged._replace(bytes=None, planned=None, most=int(most * GIB))
     return judged._replace(bytes=int(gib * GIB), planned=int(gib * 1.1 * GIB))
@@ -350,12 +350,13 @@ def test_a_file_of_another_kind_is_refused(content: bytes, tmp_path: Path) -> No
     [
         ("jax", {"in_use": 20 * GIB, "in_use_peak": 20 * GIB, "pool": 60 * GIB, "limit": 60 * GIB}),
         ("tensorflow", {"in_use": 19 * GIB, "in_use_peak": 20 * GIB}),
+        ("jax", {}),
         ("cupy", {"in_use": 20 * GIB, "pool": 22 * GIB}),
         ("torch", {"allocated": 20 * GIB, "allocated_peak": 20 * GIB, "reserved": 22 * GIB}),
     ],
 )
 def test_reports_are_read(framework: str, pool: dict[str, int], asked: int | None, tmp_path: Path) -> None:
-    """What was in use as the allocation failed is needed at least; with it nothing certainly fits."""
+    """What was in use as the allocation failed, if known, is needed at least; nothing certainly fits."""
     path = tmp_path / "oom-1.json"
     content = {"pid": 7, "framework": framework, "ordinal": None, "requested": asked, "pool": pool}
     path.write_text(json.dumps({"version": 1, "verdict": "unknown", **content}))
@@ -364,19 +365,11 @@ def test_reports_are_read(framework: str, pool: dict[str, int], asked: int | Non
     roomy = offer(need, device(0), program=seen.program, live=False)
     found = answered(seen, need, roomy)
     text = "\n".join(fit.fit_lines(found))
-    assert need.bytes == 20 * GIB + CONTEXT_BYTES
-    assert (need.wanted is None, need.enough, roomy.verdict) == (asked is None, None, PERHAPS)
+    assert need.bytes == (20 * GIB + CONTEXT_BYTES if pool else None)
+    assert (need.wanted is None, need.enough, roomy.verdict) == (not (asked and pool), None, PERHAPS)
     assert found.status == fit.CANNOT_TELL
     assert "wanted       not known: an allocation failed" in text or asked is not None
     assert json.loads(json.dumps(fit.fit_json(found)))["needs"][0]["failed"]
-
-
-def test_a_report_without_any_figure_is_read(tmp_path: Path) -> None:
-    """A framework that counts nothing leaves the need unknown, and it is still a report."""
-    path = tmp_path / "oom-1.json"
-    path.write_text(json.dumps({"pid": 7, "framework": "jax", "requested": None, "pool": {}}))
-    need = assess_need(fit.read_file(path, None).uses[0])
-    assert (need.bytes, need.failed, need.enough) == (None, True, None)
 
 
 def test_a_failure_of_unknown_size_in_a_ledger_counts() -> None:
@@ -397,13 +390,26 @@ def sample(pid: int, started: float | None, peak: int, *uuids: str) -> LedgerSam
 def test_which_program_is_meant() -> None:
     """Not an earlier one under the pid, on the devices of the newest sample, and one of several."""
     seen = fit.choose_program([sample(7, 100.0, 50, "A"), sample(7, 900.0, 3, "A")], 7, "here")
-    assert [use.peak for use in seen.uses[0]] == [3]
+    assert [use.peak for use in seen.uses] == [3]
     seen = fit.choose_program([sample(7, 1.0, 9, "A", "B"), sample(7, 1.0, 3, "B")], 7, "here")
-    assert [[(use.uuid, use.peak) for use in uses] for uses in seen.uses] == [[("B", 9), ("B", 3)]]
+    assert [(use.uuid, use.peak) for use in seen.uses] == [("B", 9)]
     ledgers = [sample(7, 1.0, 9, "A"), sample(8, 1.0, 9, "A")]
     with pytest.raises(StartupError, match=r"2 programs .*7, 8.*--pid"):
         fit.choose_program(ledgers, None, "here")
     assert fit.choose_program(ledgers[:1], None, "here").program.pid == 7
+
+
+def test_a_long_recording_takes_no_more_memory() -> None:
+    """The highest of any number of samples is kept, not the samples; programs are counted up to a limit."""
+    tracemalloc.start()
+    seen = fit.choose_program(
+        (sample(7, 1.0, 9999 - each, "A", str(each)) for each in range(9999)), 7, "here"
+    )
+    with pytest.raises(StartupError, match="more than 1000 programs"):
+        fit.choose_program((sample(each, 1.0, 9, "A") for each in range(10**6)), None, "here")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert ([use.peak for use in seen.uses], peak < 2**21) == ([9999, 1], True)
 
 
 def _document() -> dict[str, Any]:
@@ -456,14 +462,14 @@ def counted(name: str, peak: int | None, *, ordinal: int | None = 0) -> Framewor
 
 def test_a_preallocation_is_not_a_need() -> None:
     """What a pool used and the context, measured where it can be, and never more than the holding."""
-    need = assess_need([use(counted("tensorflow", 181 * MIB))])
+    need = assess_need(use(counted("tensorflow", 181 * MIB)))
     assert need.bytes == 181 * MIB + CONTEXT_BYTES == 1205 * MIB
     assert need.grade is Grade.INFERRED
     assert "assumed" in need.why
     assert need.most == 22_885 * MIB
-    need = assess_need([use(counted("jax", GIB), overhead=518 * MIB, framework="jax", policy="fraction")])
+    need = assess_need(use(counted("jax", GIB), overhead=518 * MIB, framework="jax", policy="fraction"))
     assert (need.bytes, need.grade) == (GIB + 518 * MIB, Grade.PROVEN)
-    need = assess_need([use(counted("tensorflow", 300 * MIB), held=534 * MIB, policy="growth")])
+    need = assess_need(use(counted("tensorflow", 300 * MIB), held=534 * MIB, policy="growth"))
     assert need.bytes == 534 * MIB
 
 
@@ -474,61 +480,55 @@ def test_peaks_of_a_need() -> None:
         use(counted("torch", GIB), overhead=600 * MIB),
         use(counted("torch", 2 * GIB), overhead=None),
     ]
-    assert assess_need(seen).bytes == 9 * GIB + 600 * MIB
-    need = assess_need([use(counted("torch", GIB), counted("jax", 2 * GIB), overhead=700 * MIB)])
+    assert assess_need(seen[2].after(seen[1].after(seen[0]))).bytes == 9 * GIB + 600 * MIB
+    need = assess_need(use(counted("torch", GIB), counted("jax", 2 * GIB), overhead=700 * MIB))
     assert need.bytes == 3 * GIB + 700 * MIB
     several = counted("torch", GIB), counted("cupy", None)
-    need = assess_need([use(*several, overhead=500 * MIB, policy="caching")])
+    need = assess_need(use(*several, overhead=500 * MIB, policy="caching"))
     assert (need.bytes, need.most) == (None, 22_885 * MIB)
-
-
-@pytest.mark.parametrize("policy", ["preallocate", "fraction", "limit"])
-def test_without_counters_a_set_size_says_nothing_of_the_need(policy: str) -> None:
-    """Of a program that took a set size nothing but an upper bound is known, and no limit is advised."""
-    need = assess_need([use(policy=policy)])
-    assert (need.bytes, need.planned, need.most) == (None, None, 22_885 * MIB)
-    assert "vramledger run" in need.why
-    assert list(limit_advice(need, CARD)) == []
 
 
 def test_what_bounds_a_need() -> None:
     """The charge of a whole life; a counted peak may have been reset; nothing known is not zero."""
-    need = assess_need([use(framework="torch", policy="caching", whole_life=True)])
+    need = assess_need(use(framework="torch", policy="caching", whole_life=True))
     assert (need.bytes, need.enough, need.grade) == (None, 22_885 * MIB, Grade.SEEN)
-    need = assess_need([use(counted("torch", GIB), overhead=518 * MIB, framework="torch", policy="caching")])
+    need = assess_need(use(counted("torch", GIB), overhead=518 * MIB, framework="torch", policy="caching"))
     assert "since its start or its last reset" in need.why
-    need = assess_need([use(held=None, peak=None)])
+    need = assess_need(use(held=None, peak=None))
     assert (need.bytes, need.most, need.enough) == (None, None, None)
 
 
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 @pytest.mark.parametrize("policy", ["caching", "preallocate", "fraction", "limit", ""])
-def test_the_highest_charge_of_a_part_of_a_life_is_no_bound(policy: str) -> None:
-    """A program that was not watched since its start may need more than it was seen to hold, or less."""
-    need = assess_need([use(framework="torch", policy=policy, whole_life=False)])
-    assert (need.bytes, need.most, need.enough) == (None, 22_885 * MIB, None)
+def test_what_a_program_holds_is_no_bound_of_its_need(framework: str, policy: str) -> None:
+    """Who took a set size, or was not watched since its start, may need more or less; no limit is advised."""
+    need = assess_need(use(framework=framework, policy=policy))
+    assert (need.bytes, need.planned, need.most, need.enough) == (None, None, 22_885 * MIB, None)
     assert need.grade is Grade.INFERRED
+    assert "vramledger run" in need.why
+    assert list(limit_advice(need, CARD)) == []
 
 
 def test_a_failed_allocation_is_part_of_what_is_wanted() -> None:
     """After an out-of-memory error there is no amount that is certainly enough, and no limit to advise."""
     failure: dict[str, Any] = {"failed": True, "failed_request": 3 * GIB, "used_at_failure": 7 * GIB}
-    need = assess_need([use(counted("torch", 8 * GIB), overhead=GIB, **failure)])
+    need = assess_need(use(counted("torch", 8 * GIB), overhead=GIB, **failure))
     assert (need.bytes, need.wanted, need.enough) == (9 * GIB, 11 * GIB, None)
     assert list(limit_advice(need, CARD)) == []
 
 
 def test_a_device_that_is_only_listed_is_not_used() -> None:
     """A device where the framework used nothing is not needed; on one that is too small no limit helps."""
-    assert assess_need([use(counted("tensorflow", 1280))]).unused
-    assert not assess_need([use()]).unused
-    assert list(limit_advice(assess_need([use(counted("torch", 20 * GIB), overhead=GIB)]), 8 * GIB)) == []
+    assert assess_need(use(counted("tensorflow", 1280))).unused
+    assert not assess_need(use()).unused
+    assert list(limit_advice(assess_need(use(counted("torch", 20 * GIB), overhead=GIB)), 8 * GIB)) == []
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax", "tensorflow", "rmm"])
 @pytest.mark.parametrize("peak", [MIB, 181 * MIB, 7 * GIB + 1, 20 * GIB])
 def test_a_limit_is_never_below_the_need(framework: str, peak: int) -> None:
     """Each limit, in whatever unit the framework takes it, leaves at least the peak with its headroom."""
-    need = assess_need([use(counted(framework, peak, ordinal=3), overhead=GIB, framework=framework)])
+    need = assess_need(use(counted(framework, peak, ordinal=3), overhead=GIB, framework=framework))
     wanted = peak + max(int(peak * 0.1), 64 * MIB)
     limits = {
         "torch": (r"fraction\(([\d.]+), 3\)", CARD),
@@ -552,7 +552,8 @@ def test_a_program_that_is_busy_leaves_time_for_few(mean: float, copies: int | N
 
 def test_busy_samples_that_are_missing_are_not_zero() -> None:
     """A sample without a figure changes neither the mean nor the number of samples."""
-    busy = sure(assess_need([use(time_busy=0.4), use(time_busy=None), use(time_busy=0.8)]).time_busy)
+    seen = [use(time_busy=each and Busy(each, each, 1)) for each in (0.4, None, 0.8)]
+    busy = sure(assess_need(seen[2].after(seen[1].after(seen[0]))).use.time_busy)
     assert busy.mean == pytest.approx(0.6)
     assert (busy.highest, busy.samples) == (0.8, 2)
-    assert assess_need([use()]).time_busy is None
+    assert assess_need(use()).use.time_busy is None

@@ -1,5 +1,6 @@
 """The file of the past: whatever a kill, a disk or another program does, what is whole is read."""
 
+import asyncio
 import json
 import os
 import re
@@ -9,8 +10,10 @@ import sqlite3
 import stat
 import subprocess
 import tracemalloc
+import zlib
+from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -29,13 +32,14 @@ from tests.support.past import (
     watched_past,
 )
 from tests.support.requirements import do_without, require_root
+from vramledger.commands.past import ask_past
 from vramledger.errors import RecordingError, StartupError
 from vramledger.storage import answers
 from vramledger.storage.answers import answer_or_problem, open_past
 from vramledger.storage.database import PIECES
 from vramledger.storage.keeper import open_directory
 from vramledger.storage.past_writer import HELD, LOG_BYTES
-from vramledger.storage.protocol import AGAIN, NAME
+from vramledger.storage.protocol import AGAIN, AT, NAME
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -371,8 +375,46 @@ def test_nothing_in_the_file_runs_code(tmp_path: Path) -> None:
         )
     said = answer_or_problem(tmp_path, json.dumps({"ask": "slider", **ALL}).encode(), "machine-1")
     past.watch(10)
-    for text in (json.loads(said)["error"], status_of(past)["error"]):
-        assert re.search("unsafe use of|not authorized|prohibited", text or ""), text
+    assert json.loads(said)["error"] == "its devices is not as this version makes it"
+    assert re.search("unsafe use of|not authorized|prohibited", status_of(past)["error"] or "")
+
+
+def asked(path: Path) -> bytes:
+    """Return what a command reads of the fourth second, which it does without an exporter."""
+    args = Namespace(control_socket=path / "none", storage_path=path)
+    return asyncio.run(ask_past(args, {"ask": AT, "at": EPOCH + 3}))[1]
+
+
+@pytest.mark.thorough
+def test_a_strangers_past_takes_no_memory_without_end(tmp_path: Path) -> None:
+    """Lines that unpack to gigabytes are one line of error for who reads them, and a process that ends."""
+    watched_past(tmp_path, 5).end()
+    packed = zlib.compress(b'{"k":"s","t":1,"p":[' + b"[]," * (80 << 20) + b"[]]}\n")
+    with closing(sqlite3.connect(tmp_path / NAME)) as file:
+        file.execute("UPDATE piece SET checksum = ?, lines = ?", (zlib.crc32(packed), packed))
+        file.commit()
+    with pytest.raises(StartupError, match=r"\A[^\n]* more than 2 GiB of memory[^\n]*\Z"):
+        asked(tmp_path)
+
+
+@pytest.mark.parametrize("log", ["-shm", "-wal"])
+def test_root_writes_to_no_file_that_a_stranger_links_to(tmp_path: Path, log: str) -> None:
+    """SQLite reads a user's past as that user: a hard link in the place of a log leads root to no change."""
+    require_root()
+    watched_past(tmp_path / "past", 5).end()
+    target, content = tmp_path / "target", b"precious\n" * 20_000
+    target.write_bytes(content)
+    for each in (tmp_path / "past", tmp_path / "past" / NAME):
+        os.chown(each, 1234, 1234)
+    (link := tmp_path / "past" / (NAME + log)).hardlink_to(target)
+    with suppress(StartupError):
+        asked(tmp_path / "past")
+    assert (target.read_bytes(), target.stat().st_uid) == (content, 0)
+    link.unlink()
+    assert b'"pid":7' in asked(tmp_path / "past")
+    (tmp_path / "past").chmod(0o777)
+    with pytest.raises(StartupError, match="other users may write to it"):
+        asked(tmp_path / "past")
 
 
 def test_a_reader_of_hours_does_not_fill_the_disk(tmp_path: Path) -> None:

@@ -133,9 +133,7 @@ class SchedulerGrants:
             and self._has_none_of(facts, [*mine, *self.lost])
         )
         return ReservationStatus(
-            tuple(sorted(reserved.values())),
-            unreserved if complete else None,
-            tuple(names),
+            tuple(sorted(reserved.values())), unreserved if complete else None, tuple(names)
         )
 
     def _was_read_since(self, seen: float | None) -> bool:

@@ -68,8 +68,9 @@ class DeviceWorkTracker:
         counted = read_counters(device.activity)
         known.moved = known.moved or counted is not None
         rate = _highest_rate(device)
-        if counted is None and _is_instance_at_rest(device):
-            # Nothing is proven, but counters that have moved before are a sign of quiet.
+        if counted is None and device.parent is not None and (device.activity or {}).get("sm") == 0:
+            # An instance's counters lack its links, so all may be 0: nothing is proven, but those that have
+            # moved before are a sign of quiet.
             rate = 0.0 if known.moved else None
         known.rated |= rate is not None or counted is not None or "utilization" in device.failed
         busy = bool(rate) or (counted is not None and (counted.kernels or counted.other))
@@ -149,11 +150,6 @@ def _record_signs(
     busiest = (device.utilization or {}).get("gpu")
     if at_rest or (busiest is not None and busiest < FULLY_BUSY):
         known.free_at = sample.monotonic
-
-
-def _is_instance_at_rest(device: DeviceReading) -> bool:
-    """Return whether an instance's counters show no movement; they lack its links, so all may be 0."""
-    return device.parent is not None and (device.activity or {}).get("sm") == 0
 
 
 def _highest_rate(device: DeviceReading) -> float | None:

@@ -95,7 +95,8 @@ def read_own_rights(procfs: Path) -> OwnRights:
     mounts = [line.split() for line in _read_lines(procfs / "self" / "mounts")]
     hidepid = any(
         len(mount) > 3  # noqa: PLR2004 device, directory, type, options
-        and _unescape(mount[1]) == str(procfs)
+        # The kernel writes some characters as octal numbers.
+        and re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), mount[1]) == str(procfs)
         and mount[2] == "proc"
         and any(
             each.startswith("hidepid=") and each not in ("hidepid=0", "hidepid=off")
@@ -109,11 +110,6 @@ def read_own_rights(procfs: Path) -> OwnRights:
 def is_wsl(procfs: Path) -> bool:
     """Tell whether this is a Linux in Windows (WSL2), by the name of its kernel."""
     return any("microsoft" in line.lower() for line in _read_lines(procfs / "sys" / "kernel" / "osrelease"))
-
-
-def _unescape(directory: str) -> str:
-    """Return a path of a mount table as it is: the kernel writes some characters as octal numbers."""
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), directory)
 
 
 def _read_lines(path: Path) -> list[str]:

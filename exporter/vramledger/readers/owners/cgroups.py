@@ -105,7 +105,10 @@ def parse_cgroup(
     ]
     if not places:
         return CgroupPlace()
-    best = max((place for _, place in places), key=_owner_count)
+    best = max(
+        (place for _, place in places),
+        key=lambda place: 2 * bool(place.pod_uid) + len(place.containers) + 2 * (place.slurm is not None),
+    )
     # Only systemd's own hierarchy (version 2, or the named one of version 1) names the unit.
     unit = places[0][1].unit if places[0][0] < _OTHERS else ""
     manager = next((place.user_manager for _, place in places if place.user_manager is not None), None)
@@ -141,10 +144,6 @@ def _ordered_paths(lines: Iterable[str]) -> list[tuple[int, str, str]]:
     order = {"name=systemd": 0, "": 1}
     found = hierarchy_paths(lines)
     return [(order.get(controllers, _OTHERS), path, controllers) for controllers, path in found]
-
-
-def _owner_count(place: CgroupPlace) -> int:
-    return 2 * bool(place.pod_uid) + len(place.containers) + 2 * (place.slurm is not None)
 
 
 def _parse_path(path: str, ours: Collection[ContainerMark], users_own: Callable[[str], bool]) -> CgroupPlace:

@@ -249,7 +249,9 @@ class OwnerReader(Collector):
         known = self._holders.get(identity)
         newest = requested.get(identity) or (known.facts if known is not None else resolution.facts)
         facts = replace(newest, owner=_keep_notebook(resolution.resolved.owner, known))
-        if known is not None and known.watched is not None and not _can_end(resolution.resolved):
+        place = resolution.resolved.place
+        can_end = place.pod_uid or place.containers or place.slurm
+        if known is not None and known.watched is not None and not can_end:
             # Version 1 of cgroups shows a zombie at the root: it still belongs to the job that it was in.
             facts = replace(facts, owner=known.facts.owner, cgroup=known.facts.cgroup)
         # The owner that a process had first can end; a process that was moved still belongs to that owner.
@@ -294,10 +296,6 @@ def _keep_notebook(owner: Owner | None, known: _Holder | None) -> Owner | None:
     if owner is None or before is None or owner.notebook:
         return owner
     return owner._replace(notebook=before.notebook)
-
-
-def _can_end(resolved: ResolvedOwner) -> bool:
-    return bool(resolved.place.pod_uid or resolved.place.containers or resolved.place.slurm)
 
 
 LOOK_AGAIN = 60.0
