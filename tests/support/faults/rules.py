@@ -60,10 +60,8 @@ def evaluated(  # noqa: PLR0913 what is evaluated
         for name, group in there.items()
     }
     rules = [rule for each in within.values() for rule in each]
-    beats = [rule for rule in rules if rule.get("alert") in re.findall(r"\w+", " ".join(asked))]
+    named = re.findall(r"\w+", " ".join(asked)) or named
     chosen_alerts = [rule for rule in rules if "alert" in rule and (not named or rule["alert"] in named)]
-    if asked:
-        chosen_alerts = beats
     read = [*chosen_alerts, *({"expr": query} for query in asked)]
     wanted = {rule["alert"] for rule in chosen_alerts} | _recorded_for(read, rules)
     found = []
