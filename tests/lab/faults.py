@@ -8,13 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.support.faults.detection import (
-    alert_table,
-    draw_table,
-    false_pages,
-    judge,
-    time_to_detect,
-)
+from tests.support.faults.detection import alert_table, draw_table, false_pages, judge, time_to_detect
 from tests.support.faults.draws import DRAWS
 from tests.support.faults.suite import KNOWN, SCENARIOS, Pace, run
 from tests.support.requirements import PROJECT

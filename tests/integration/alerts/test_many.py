@@ -59,24 +59,22 @@ def test_exporters_that_come_back_together_tell_nothing(back: float, tmp_path: P
     assert all("VramLedgerManyExportersDown" in each for each in told if "VramLedgerExporterDown" in each)
 
 
+RAN_OUT = changing_at(20, None, 1190)
+
+
 def _of_torch(owner: dict[str, str]) -> Node:
     return Node([replace(torch(ooms=changing_at(20, 0, 1)), user="ann", **owner)])  # type: ignore[arg-type]
 
 
 def _of_jax(owner: dict[str, str]) -> Node:
-    return Node([Holder(9, 30, user="ann", **owner)], extra={LAST_OOM: changing_at(20, None, 1190)})  # type: ignore[arg-type]
+    return Node([Holder(9, 30, user="ann", **owner)], extra={LAST_OOM: RAN_OUT})  # type: ignore[arg-type]
 
 
 def _that_has_ended(owner: dict[str, str]) -> Node:
-    return Node(
-        [Holder(9, until(19, 30), user="ann", **owner)],  # type: ignore[arg-type]
-        extra={
-            on_gpu("owner_memory_byte_seconds_total", 0, **owner, state="active"): lambda m: m,
-            series("owner_last_oom_timestamp_seconds", **owner, framework="torch"): changing_at(
-                20, None, 1190
-            ),
-        },
-    )
+    held = on_gpu("owner_memory_byte_seconds_total", 0, **owner, state="active")
+    last = series("owner_last_oom_timestamp_seconds", **owner, framework="torch")
+    ended = Holder(9, until(19, 30), user="ann", **owner)  # type: ignore[arg-type]
+    return Node([ended], extra={held: lambda m: m, last: RAN_OUT})
 
 
 @pytest.mark.parametrize("kind", [_of_torch, _of_jax, _that_has_ended])
@@ -124,12 +122,9 @@ def test_labels_of_targets_that_replace_ours_are_said_once(label: str, tmp_path:
 
 def targets(values: dict[str, int], cluster: str = "") -> list[dict[str, str]]:
     """Return the `up` of exporters: how many there are with which values, as promtool notes them."""
-    counts = enumerate((each for each, count in values.items() for _ in range(count)), 1)
-    of_all = f'cluster="{cluster}",' if cluster else ""
-    return [
-        {"series": f'up{{{of_all}job="vramledger",instance="node-{at}"}}', "values": each}
-        for at, each in counts
-    ]
+    each = (each for each, count in values.items() for _ in range(count))
+    up = f'up{{cluster="{cluster}",job="vramledger",instance="node-%d"}}'
+    return [{"series": up % number, "values": value} for number, value in enumerate(each, 1)]
 
 
 def names(folder: Path, given: list[dict[str, str]], minute: float) -> list[str]:
@@ -156,10 +151,9 @@ def test_a_page_about_many_exporters_ends_although_they_are_lost_for_a_minute_ag
 def test_the_clusters_count_apart(tmp_path: Path) -> None:
     """All exporters of a small cluster that are down are a page, although the large one hides them."""
     [found] = firing_labels(tmp_path, [*targets({"1x99": 50}), *targets({"0x99": 3}, "small")], [12])
+    down = [each["cluster"] for each in found if each["alertname"] == "VramLedgerManyExportersDown"]
 
-    assert [each["cluster"] for each in found if each["alertname"] == "VramLedgerManyExportersDown"] == [
-        "small"
-    ]
+    assert down == ["small"]
 
 
 @pytest.mark.parametrize(

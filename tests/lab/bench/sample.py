@@ -41,19 +41,12 @@ def readings(on: Scene, count: int) -> list[Reading]:
         return [decode(line) for line in islice(lines, _UNSETTLED, _UNSETTLED + count)]
 
 
-def _median(found: list[Reading]) -> tuple[float, float, float]:
-    """Return the medians: of the sample, of its NVML part, and of the slowest GPU in it."""
-    return (
-        statistics.median(reading.duration for reading in found),
-        statistics.median(each.duration - each.collectors["process"][1] for each in found),
-        statistics.median(reading.collectors["ledger"][1] for reading in found),
-    )
-
-
 def measure(directory: Path, *, devices: int, holders: int, samples: int) -> Iterator[Row]:
     with scene(directory, devices, holders) as many:
-        at = many.name
-        whole, nvml, slowest = _median(readings(many, samples))
+        at, found = many.name, readings(many, samples)
+    whole = statistics.median(each.duration for each in found)
+    nvml = statistics.median(each.duration - each.collectors["process"][1] for each in found)
+    slowest = statistics.median(each.collectors["ledger"][1] for each in found)
     same = "its slowest GPU"
     yield Row(at, "NVML part of a sample", nvml, slowest, "s", _MOST, same)
     yield Row(at, "sample with /proc", whole, slowest, "s", _MOST if holders == 8 else None, same)

@@ -78,11 +78,6 @@ def bursts(minute: float) -> float:
     return 10 + 4 * (whole + min(rest, 30) / 30)
 
 
-def restless(minute: float) -> float:
-    """Return GiB of a leak of 2 GiB a minute whose use differs by up to 4 GiB from scrape to scrape."""
-    return 40 + 2 * minute + _DRAWN[round(minute * 4)]
-
-
 _DRAWN = [4 * drawn.random() for drawn in [Random(159)] for _ in range(400)]  # noqa: S311 always the same
 
 
@@ -117,7 +112,8 @@ GROWTH = [
     Situation("without an agent 1 GiB a minute for more than an hour: told, and paged before it is full",
         Node([Holder(7, grows(1))]), f"GpuMemoryGrowing-w, {FILLS}{FILLING}", 86),
     Situation("a leak whose program goes up and down at each step: told as soon as another",
-        Node([replace(torch(restless), start=0)], total=140), LEAKS + " 30..40", 48),
+        Node([replace(torch(lambda m: 40 + 2 * m + _DRAWN[round(m * 4)]), start=0)], total=140),
+        LEAKS + " 30..40", 48),
     # --- page cache, shared and managed memory
     Situation("growth into page cache, which the kernel drops before an allocation fails: nothing",
         Node([Holder(7, grows(40 * MIB, 86))], total=96, extra=coherent(lambda m: 9.5 - m * 40 * MIB,
