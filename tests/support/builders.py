@@ -225,18 +225,11 @@ def snapshot(
         pids = {each.pid for one in devices for each in one.holdings if each.start is not None}
         processes = [process(pid) for pid in sorted(pids)]
     return Snapshot(
-        serial=serial,
-        up=True,
-        time=NOW,
-        duration=0.0125,
-        host_pid_namespace=True,
-        driver_version="580.159.04",
-        cuda_version="13.0",
-        devices=devices,
-        processes={each.pid: each for each in processes},
-        failures=dict.fromkeys(FAILURE_REASONS, 0),
+        serial=serial, up=True, time=NOW, duration=0.0125, host_pid_namespace=True,
+        driver_version="580.159.04", cuda_version="13.0", devices=devices,
+        processes={each.pid: each for each in processes}, failures=dict.fromkeys(FAILURE_REASONS, 0),
         collectors={"ledger": (True, 0.001), "process": (True, 0.002)},
-    )
+    )  # fmt: skip
 
 
 KV_CACHE = KvCache(101, 10100, 0.03125, 256 * MIB, 412_000)

@@ -124,13 +124,10 @@ def environment(directory: Path, *path: Path, **variables: str) -> dict[str, str
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
         "PYTHONPATH": os.pathsep.join(map(str, (STARTUP, *path))),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "VRAMLEDGER_AGENT": "1",
+        "PYTHONDONTWRITEBYTECODE": "1", "VRAMLEDGER_AGENT": "1", "VRAMLEDGER_AGENT_INTERVAL": "0.25",
         "VRAMLEDGER_AGENT_SOCKET": str(directory / "agent.sock"),
-        "VRAMLEDGER_AGENT_INTERVAL": "0.25",
-        "VRAMLEDGER_AGENT_REPORTS": str(directory / "reports"),
-        **variables,
-    }
+        "VRAMLEDGER_AGENT_REPORTS": str(directory / "reports"), **variables,
+    }  # fmt: skip
 
 
 def start(

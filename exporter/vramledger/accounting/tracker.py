@@ -262,16 +262,8 @@ class HoldingTracker:
         hidden = hidden_on(device, sample.reading.hidden if sample.reading.host_pid_namespace else None)
         ghost, since = ghost_since(self.state.ghosts, device, hidden, sample)
         return DeviceSnapshot(
-            device,
-            up=True,
-            blind=blind,
-            ledger=ledger,
-            used_peak=used_peak,
-            holdings=holdings,
-            hidden=hidden,
-            xids=xids,
-            ghost=ghost,
-            ghost_since=since,
+            device, up=True, blind=blind, ledger=ledger, used_peak=used_peak, holdings=holdings,
+            hidden=hidden, xids=xids, ghost=ghost, ghost_since=since,
             owner_usage=self._owners.update(
                 device,
                 self._processes.charges(holdings, sample),
@@ -280,11 +272,10 @@ class HoldingTracker:
                 shared=uncharged.undivided if device.uuid == uncharged.key else None,
                 left=sum(each.least for each in uncharged.left if each.pids),
             ),
-            undivided=uncharged.undivided,
-            left=uncharged.left,
+            undivided=uncharged.undivided, left=uncharged.left,
             limits=owner_limits(device.limits, map(self._place_of, holdings)) if device.limits else (),
             memory_counted_under=sharers[0] if sharers[0] != device.uuid else None,
-        )
+        )  # fmt: skip
 
     def _place_of(self, holding: Holding) -> PlacedHolding:
         facts = self._processes.facts_of(holding.pid, holding.start)

@@ -393,24 +393,13 @@ class DeviceReading(Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     def without_data(self, error: str) -> DeviceReading:
         """Return a reading with this device's identity alone: what the device reported before is old."""
         return DeviceReading(
-            index=self.index,
-            uuid=self.uuid,
-            name=self.name,
-            pci_bus_id=self.pci_bus_id,
-            minor=self.minor,
-            parent=self.parent,
-            mig_profile=self.mig_profile,
-            gpu_instance=self.gpu_instance,
-            compute_instance=self.compute_instance,
-            mig_placement=self.mig_placement,
-            divided=self.divided,
-            memory_kind=self.memory_kind,
-            addressing_mode=self.addressing_mode,
-            virtualization=self.virtualization,
-            error=error,
-            words=self.words if error == "failed" else None,
+            index=self.index, uuid=self.uuid, name=self.name, pci_bus_id=self.pci_bus_id, minor=self.minor,
+            parent=self.parent, mig_profile=self.mig_profile, gpu_instance=self.gpu_instance,
+            compute_instance=self.compute_instance, mig_placement=self.mig_placement, divided=self.divided,
+            memory_kind=self.memory_kind, addressing_mode=self.addressing_mode,
+            virtualization=self.virtualization, error=error, words=self.words if error == "failed" else None,
             reset_required=self.reset_required if error == "failed" else None,
-        )
+        )  # fmt: skip
 
 
 class Reading(ReadHolderFacts, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

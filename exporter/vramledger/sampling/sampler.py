@@ -121,21 +121,12 @@ class Sampler:
         if context.parts.get("events"):
             self._devices.read_lists_again()
         return Reading(
-            time=wall,
-            monotonic=begun,
-            unchanged=looked_at,
-            duration=end - begun,
-            boot_id=self._host.boot_id,
-            boot_time=self._host.boot_time,
-            ticks=self._host.ticks,
-            host_pid_namespace=self._namespace,
-            driver_version=self._driver.driver_version,
-            cuda_version=self._driver.cuda_version,
-            devices=context.devices,
-            device_files=self._device_files,
-            collectors=self._health(context, end - devices_read),
-            **context.parts,
-        )
+            time=wall, monotonic=begun, unchanged=looked_at, duration=end - begun, boot_id=self._host.boot_id,
+            boot_time=self._host.boot_time, ticks=self._host.ticks, host_pid_namespace=self._namespace,
+            driver_version=self._driver.driver_version, cuda_version=self._driver.cuda_version,
+            devices=context.devices, device_files=self._device_files,
+            collectors=self._health(context, end - devices_read), **context.parts,
+        )  # fmt: skip
 
     def _health(self, context: Context, process_seconds: float) -> dict[str, tuple[bool, float]]:
         """Return how each collector did: those of the GPUs, and those that the runner runs."""

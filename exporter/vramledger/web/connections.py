@@ -2,19 +2,19 @@
 
 Before a request is allowed, anybody can cost us memory: a connection, the head of a request, within TLS a
 buffer of 256 KiB. So there are few such connections, each may send little and stay a minute. A new connection
-is always accepted: for it, the connection that has been idle for the longest time is closed.
+is always accepted: for it, the oldest of the address that has the most is closed, first one that waits.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import resource
 import socket
 import ssl
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -47,19 +47,18 @@ _HANDSHAKE = 10.0
 """Seconds for a TLS handshake; asyncio's default would let a silent client hold a descriptor for a minute."""
 
 _RECEIVE_BUFFER = 4096
-"""Bytes of what a client sends that the kernel keeps, or twice as many. TLS handles all of them in one turn
-of our loop, and 256 KiB of KeyUpdates took seconds."""
+"""Bytes of what a client sends that the kernel keeps, or twice as many."""
+
+_TLS_BYTES = 256
+"""Bytes that TLS gets in one turn of our loop: 8 KiB of KeyUpdates took 16 ms, of each of six strangers."""
 
 _SEND_BUFFER = 1 << 16
 """Bytes of answers that the kernel keeps for a client, or twice as many. By itself it keeps up to 4 MiB, and
 they count against our memory limit: 128 clients that read nothing took 398 MiB, and take 24 MiB."""
 
-_OTHER_BYTES, _OVERHEAD = 1 << 16, 4
-"""Bytes that a client may send besides its requests, and in all for each byte of them: for the handshake and
-what TLS adds."""
-
-_BYTES_RECEIVED = slice(128, 136)
-"""Where the kernel has ``tcpi_bytes_received`` (Linux 4.1)."""
+_OTHER_BYTES, _OVERHEAD = 1 << 14, 4
+"""Bytes that a client may send besides its requests, and in all for each byte of them: for the handshake, in
+which a chain of certificates has 8 KiB, and what TLS adds. As many KeyUpdates take 33 ms."""
 
 STRANGER_SECONDS = 60.0
 """Seconds for which a connection may stay without an allowed request."""
@@ -69,6 +68,9 @@ _LINGER = 1.0
 report a reset connection to the client instead of our answer."""
 
 _NO_DESCRIPTORS_PAUSE = 0.1
+
+_ACCEPTED_AT_ONCE = 16
+"""With one in each turn of our loop, behind a flood of requests a connection waited for a second."""
 
 
 def raise_descriptor_limit() -> None:
@@ -90,6 +92,13 @@ def _limit_buffers(connection: socket.socket) -> None:
     """Limit what the kernel keeps for a connection, or for those that a listening socket accepts."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+
+
+def most_of_all(places: Iterable[str], mine: str) -> str | None:
+    """Return the address that has the most places, by two or more of them than mine; None if none has."""
+    counts = Counter(places)
+    found = max(counts, key=lambda each: counts[each], default=mine)
+    return found if counts[found] > counts[mine] + 1 else None
 
 
 class _Protocol(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
@@ -135,21 +144,38 @@ class _Protocol(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         return BareResponse(status)
 
 
+class _TlsSocket(socket.socket):
+    """A socket that gives TLS little at once, and in all little more than the requests within it have."""
+
+    __slots__ = ("protocol", "received")
+
+    def __init__(self, accepted: socket.socket, protocol: _Protocol) -> None:
+        super().__init__(accepted.family, accepted.type, accepted.proto, accepted.detach())
+        self.setblocking(False)  # noqa: FBT003 the socket module's own
+        self.protocol, self.received = protocol, 0
+
+    def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
+        data = super().recv(min(bufsize, _TLS_BYTES), flags)
+        self._count(len(data))
+        return data
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:  # noqa: ANN401 as in exchange.py
+        count = super().recv_into(buffer, min(nbytes or len(buffer), _TLS_BYTES), flags)
+        self._count(count)
+        return count
+
+    def _count(self, received: int) -> None:
+        self.received += received
+        if self.received > _OTHER_BYTES + _OVERHEAD * self.protocol.received_in_all:
+            raise ConnectionAbortedError("it sends much besides requests")
+
+
 class _Connection:
     def __init__(self, accepted: socket.socket, address: str) -> None:
         self.socket = accepted
         self.address = address
         self.since = time.monotonic()
         self.transport: asyncio.Transport | None = None
-
-    @property
-    def received(self) -> int:
-        """How many bytes have come, also those of TLS itself; 0 if that is not known."""
-        try:
-            found = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.stop)
-        except OSError:  # closed, or not of TCP
-            return 0
-        return int.from_bytes(found[_BYTES_RECEIVED], sys.byteorder)
 
     def close(self) -> None:
         """End it now, also in its handshake."""
@@ -173,6 +199,7 @@ class Connections:
         self._strangers: dict[_Protocol, _Connection] = {}
         self._idle: dict[_Protocol, _Connection] = {}
         self._busy: dict[_Protocol, _Connection] = {}
+        self._all = (self._strangers, self._idle, self._busy)
         self._tasks: set[asyncio.Task[None]] = set()
         self._sweeping: asyncio.TimerHandle | None = None
 
@@ -181,14 +208,14 @@ class Connections:
         loop = asyncio.get_running_loop()
         listening.setblocking(False)  # noqa: FBT003 the socket module's own
         _limit_buffers(listening)
-        while True:
+        for number in itertools.count(1):
             try:
                 accepted, address = await loop.sock_accept(listening)
             except ConnectionError:  # it has gone already
                 continue
             except OSError as error:
                 loop.call_exception_handler({"message": "Cannot accept a connection", "exception": error})
-                self._close_oldest()
+                self._close_oldest(*self._all)
                 await asyncio.sleep(_NO_DESCRIPTORS_PAUSE)
                 continue
             _limit_buffers(accepted)  # it may have waited since before we began
@@ -199,7 +226,8 @@ class Connections:
                 task.add_done_callback(self._tasks.discard)
             else:
                 accepted.close()
-            await asyncio.sleep(0)  # sock_accept does not yield while others wait to be accepted
+            if not number % _ACCEPTED_AT_ONCE:
+                await asyncio.sleep(0)  # sock_accept does not yield while others wait to be accepted
 
     def close(self) -> None:
         """End all connections that wait, and handshakes."""
@@ -213,7 +241,7 @@ class Connections:
 
     def close_all(self) -> None:
         """End all connections, because the rules of access have changed."""
-        for connection in (*self._strangers.values(), *self._idle.values(), *self._busy.values()):
+        for connection in [each for group in self._all for each in group.values()]:
             connection.close()
 
     def request_begins(self, request: BaseRequest) -> None:
@@ -246,6 +274,8 @@ class Connections:
         if self._sweeping is None:
             self._sweep()
         context = self._context()
+        if context is not None:
+            connection.socket = _TlsSocket(connection.socket, protocol)
         try:
             connection.transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: protocol,
@@ -263,35 +293,33 @@ class Connections:
                 self.forget(protocol)
 
     def _sweep(self) -> None:
-        """Close strangers that stay too long, and who sends much beside requests; go on each second."""
+        """Close strangers that stay too long; go on each second while there are any."""
         oldest = time.monotonic() - STRANGER_SECONDS
-        everyone = (*self._strangers.items(), *self._idle.items(), *self._busy.items())
-        for protocol, connection in everyone:
-            late = connection.since < oldest and protocol in self._strangers
-            if late or connection.received > _OTHER_BYTES + _OVERHEAD * protocol.received_in_all:
+        for connection in tuple(self._strangers.values()):
+            if connection.since < oldest:
                 connection.close()
-        self._sweeping = call_next_second(self._sweep) if everyone else None
+        self._sweeping = call_next_second(self._sweep) if self._strangers else None
 
     def forget(self, protocol: _Protocol) -> None:
         """Forget a connection that has ended."""
-        for connections in (self._strangers, self._idle, self._busy):
-            connections.pop(protocol, None)
+        for group in self._all:
+            group.pop(protocol, None)
 
     def _make_room(self) -> bool:
         """Close another connection if there are too many; return whether a new one is possible."""
         most = connection_limit()
-        count = len(self._strangers) + len(self._idle) + len(self._busy)
-        if len(self._strangers) < min(MAX_STRANGERS, most // 2) and count < most:
-            return True
-        return self._close_oldest()
+        if len(self._strangers) >= min(MAX_STRANGERS, most // 2):
+            return self._close_oldest(self._strangers)
+        return sum(map(len, self._all)) < most or self._close_oldest(*self._all)
 
-    def _close_oldest(self) -> bool:
-        """Close the longest idle connection, first unallowed ones of the busiest address."""
-        addresses = Counter(each.address for each in self._strangers.values())
-        for connections in (self._strangers, self._idle):
-            for protocol, connection in connections.items():
-                if connections is self._idle or addresses[connection.address] == max(addresses.values()):
-                    del connections[protocol]
+    def _close_oldest(self, *groups: dict[_Protocol, _Connection]) -> bool:
+        """Close the oldest connection of the address that has the most, of the first group that has any."""
+        addresses = Counter(each.address for group in groups for each in group.values())
+        most = max(addresses.values(), default=0)
+        for group in groups:
+            for protocol, connection in group.items():
+                if addresses[connection.address] == most:
+                    del group[protocol]
                     connection.close()
                     return True
         return False

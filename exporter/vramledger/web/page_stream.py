@@ -27,13 +27,14 @@ from vramledger.logs import fields, log
 from vramledger.model.snapshot import Snapshot
 from vramledger.views.timeline import Timeline
 from vramledger.web.cancellation import cancel_and_wait
-from vramledger.web.connections import connection_limit
+from vramledger.web.connections import connection_limit, most_of_all
 from vramledger.web.page_rows import Rows, changed_rows, page_rows
 from vramledger.web.response_headers import takes_gzip
 from vramledger.web.services import AppServices
 
 VIEWERS_MAX = 500
-"""The maximum number of open streams; the next viewer gets the answer to try again later."""
+"""The maximum number of open streams; then the address that has the most loses one, or the next viewer is
+told to try again later."""
 
 _CONNECTIONS_SHARE = 0.75
 """The share of all connections that streams may take where descriptors are few."""
@@ -88,6 +89,7 @@ class Viewer:
     """One open stream."""
 
     transport: asyncio.Transport  # its connection
+    source: str  # the address that it has come from
     chunked: bool  # whether the body is in chunks: HTTP/1.1, and not 1.0, which nginx uses by default
     packed: bool  # whether it accepts gzip
     last_event: int | None = None  # number of the last event that it got, None when it needs all rows
@@ -106,9 +108,13 @@ class Viewer:
             return False
         self.stalled_since = self.stalled_since or now
         if now - self.stalled_since > _STALLED_MAX:
-            self.transport.abort()
-            self.ended.set()
+            self.drop()
         return True
+
+    def drop(self) -> None:
+        """End it now."""
+        self.transport.abort()
+        self.ended.set()
 
 
 class PageStream:
@@ -148,8 +154,14 @@ class PageStream:
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """Serve one stream until the viewer goes away, is too slow, or we stop."""
         most = min(VIEWERS_MAX, int(connection_limit() * _CONNECTIONS_SHARE))
+        source = getattr(request.protocol, "source", "")
         if len(self._viewers) >= most:
-            return web.Response(status=503, text=f"{most} viewers are enough; try again later.\n")
+            busiest = most_of_all((each.source for each in self._viewers), source)
+            dropped = next((each for each in self._viewers if each.source == busiest), None)
+            if dropped is None:
+                return web.Response(status=503, text=f"{most} viewers are enough; try again later.\n")
+            self._viewers.discard(dropped)
+            dropped.drop()
         packed = takes_gzip(request)
         response = web.StreamResponse(headers=_HEADERS)
         if packed:
@@ -158,7 +170,7 @@ class PageStream:
         if request.method == "HEAD" or not isinstance(request.transport, asyncio.Transport):
             return response
         await response.write(_GZIP_HEADER + _FIRST_EVENT.packed if packed else _FIRST_EVENT.plain)
-        viewer = Viewer(request.transport, request.version >= HttpVersion11, packed)
+        viewer = Viewer(request.transport, source, request.version >= HttpVersion11, packed)
         self._viewers.add(viewer)
         self._wake.set()
         try:

@@ -13,6 +13,7 @@ from vramledger.config import Config
 from vramledger.errors import UsageError
 from vramledger.metrics.exposition import Exposition, ScrapeRequest, negotiate_format, select_collectors
 from vramledger.model.snapshot import Snapshot
+from vramledger.web.connections import most_of_all
 from vramledger.web.response_headers import read_list, takes_gzip
 from vramledger.web.services import AppServices
 
@@ -92,7 +93,8 @@ _WRITE_TIMEOUT = 30.0
 
 _SLOW = 2.0
 """Seconds within which a client should have read its answer. If another client could not be served, the
-slower ones are disconnected, the slowest first: Prometheus takes milliseconds."""
+slower ones are disconnected, the slowest first: Prometheus takes milliseconds. So is, at any time, one of the
+address that has the most answers unread: twenty new connections a second would hold all places."""
 
 
 class RequestLimiter:
@@ -101,37 +103,41 @@ class RequestLimiter:
     def __init__(self, most: int) -> None:
         self._most = most
         self._running = 0
-        self._writing: dict[asyncio.Transport, float] = {}  # start times, the oldest first
+        self._writing: dict[
+            asyncio.Transport, tuple[float, str]
+        ] = {}  # since when for whom, the oldest first
 
     async def serve(
         self, request: web.Request, respond: Callable[[web.Request], Awaitable[web.Response]]
     ) -> web.StreamResponse:
         """Make a response and write it to the last byte; 503 immediately when too many are under way."""
-        if self._most and self._running >= self._most and not self._abort_slowest():
+        source = getattr(request.protocol, "source", "")
+        if self._most and self._running >= self._most and not self._abort_one(source):
             text = f"--web.max-requests={self._most} is reached; try again later.\n"
             return web.Response(status=503, text=text)
         self._running += 1
         try:
             response = await respond(request)
             await response.prepare(request)
-            await self._write(request, response)
+            await self._write(request, response, source)
             return response
         finally:
             self._running -= 1
 
-    def _abort_slowest(self) -> bool:
-        transport, since = next(iter(self._writing.items()), (None, 0.0))
-        if transport is None or time.monotonic() - since < _SLOW:
-            return False
-        del self._writing[transport]
-        transport.abort()
-        return True
+    def _abort_one(self, source: str) -> bool:
+        busiest = most_of_all((theirs for _, theirs in self._writing.values()), source)
+        for transport, (since, theirs) in self._writing.items():
+            if theirs == busiest or time.monotonic() - since >= _SLOW:
+                del self._writing[transport]
+                transport.abort()
+                return True
+        return False
 
-    async def _write(self, request: web.Request, response: web.Response) -> None:
+    async def _write(self, request: web.Request, response: web.Response, source: str) -> None:
         transport = request.transport
         if not isinstance(transport, asyncio.Transport):
             return  # the client has gone
-        self._writing[transport] = time.monotonic()
+        self._writing[transport] = time.monotonic(), source
         # A timer, as asyncio.wait_for makes a task for each answer.
         timer = asyncio.get_running_loop().call_later(_WRITE_TIMEOUT, transport.abort)
         try:

@@ -157,22 +157,13 @@ def test_a_program_writes_nothing_into_a_chat(tmp_path: Path) -> None:
 
 
 SAID = {
-    "python3.11": "python3.11",
-    "train_model.py": "train_model.py",
-    "모델_학습": "모델_학습",
-    "ray::Worker_1": "ray::Worker_1",
-    "team/train": "team/train",
-    "<!channel>": "??channel?",
-    "@everyone": "?everyone",
-    "[pay](evil.example)": "?pay??evil.example?",
-    "http://evil.example/pay": "http:?evil.example/pay",
-    "WWW.evil.example/pay": "?evil.example/pay",
-    "mailto:evil": "mailto?evil",
-    "_now_ *_now_* a__b": "?now_ ??now_? a__b",
-    ":rotating_light:": "?rotating_light?",
-    "::+1::": ":?+1?:",
-    "a:b:c:d": "a?b?c?d",
-}
+    "python3.11": "python3.11", "train_model.py": "train_model.py", "모델_학습": "모델_학습",
+    "ray::Worker_1": "ray::Worker_1", "team/train": "team/train", "<!channel>": "??channel?",
+    "@everyone": "?everyone", "[pay](evil.example)": "?pay??evil.example?",
+    "http://evil.example/pay": "http:?evil.example/pay", "WWW.evil.example/pay": "?evil.example/pay",
+    "mailto:evil": "mailto?evil", "_now_ *_now_* a__b": "?now_ ??now_? a__b",
+    ":rotating_light:": "?rotating_light?", "::+1::": ":?+1?:", "a:b:c:d": "a?b?c?d",
+}  # fmt: skip
 """What programs say of themselves, and what a chat gets of it."""
 
 

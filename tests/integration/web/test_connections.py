@@ -9,6 +9,7 @@ import sys
 import zlib
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from aiohttp import http_parser
 from aiohttp.test_utils import make_mocked_request
 from aiohttp.web import BaseRequest, StreamResponse
 
-from tests.support.builders import Shown
+from tests.support.builders import Shown, crowd
 from tests.support.certificates import Authority
 from tests.support.requirements import require_root
 from tests.support.secured import ALICE, USERS, header, serve_secured, tls, trusting
@@ -27,7 +28,7 @@ from tests.support.serving import HEALTH, LOOPBACK, Stream, client, connected
 from tests.support.sure import sure
 from tests.support.waiting import PATIENCE
 from vramledger.config import ListenAddress
-from vramledger.web import app, connections
+from vramledger.web import app, connections, page_stream
 from vramledger.web.access import passwords
 from vramledger.web.access.access_control import AccessControl, is_name_of_this_host, names_of_loopback
 from vramledger.web.app import serve
@@ -160,6 +161,50 @@ async def test_a_stranger_closes_his_own(monkeypatch: pytest.MonkeyPatch, addres
         many.setblocking(False)
         with pytest.raises(BlockingIOError):
             many.recv(1)
+
+
+EVENTS, LEDGER = "/api/v1/events", "/api/v1/ledger"
+
+
+@pytest.mark.parametrize(
+    ("taken", "asked", "connections_max"),
+    [(EVENTS, EVENTS, 9), (EVENTS, "/-/healthy", 4), ("/metrics", "/metrics", 9), (LEDGER, LEDGER, 9)],
+    ids=["streams", "connections", "unread scrapes", "unread ledgers"],
+)
+async def test_who_takes_all_places_makes_room(
+    monkeypatch: pytest.MonkeyPatch, taken: str, asked: str, connections_max: int
+) -> None:
+    """Another address is answered at once, and its connections stay."""
+    monkeypatch.setattr(page_stream, "VIEWERS_MAX", 3)
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", connections_max)
+    monkeypatch.setattr(connections, "connection_source", lambda peer, _: peer[0])
+    loop, config = asyncio.get_running_loop(), replace(LOOPBACK, max_requests=3)
+    async with serve(config, Shown(crowd(8, 64))) as (address,), AsyncExitStack() as stack:
+        kept, writer = await opened(stack, address.port, HEALTH)
+        await kept.readuntil(b"healthy.\n")
+        for _ in range(3):
+            many = stack.enter_context(socket.socket())
+            many.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            many.setblocking(False)
+            many.bind(("127.0.0.2", 0))
+            await loop.sock_connect(many, ("127.0.0.1", address.port))
+            await loop.sock_sendall(many, HEALTH.replace(b"/-/healthy", taken.encode()))
+            assert b" 200 " in await loop.sock_recv(many, 20)
+        new, _ = await opened(stack, address.port, HEALTH.replace(b"/-/healthy", asked.encode()))
+        assert await status(new) == 200
+        writer.write(HEALTH)
+        assert await status(kept) == 200
+
+
+def test_tls_gets_little_at_once() -> None:
+    """However much a stranger sends, our loop goes on after 256 bytes; beyond a handshake he is cut off."""
+    ours, theirs = socket.socketpair()
+    protocol: Any = SimpleNamespace(received_in_all=100)
+    with theirs, connections._TlsSocket(ours, protocol) as reading:  # noqa: SLF001
+        theirs.send(bytes(20_000))
+        assert len(reading.recv(65536)) == reading.recv_into(bytearray(65536)) == 256
+        with pytest.raises(ConnectionAbortedError):
+            assert sum(len(reading.recv(65536)) for _ in range(100)) < 20_000
 
 
 async def test_who_shakes_no_hands(file: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:

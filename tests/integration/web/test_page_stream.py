@@ -175,7 +175,7 @@ class Full(asyncio.Transport):
 def test_a_viewer_that_stalls_is_skipped_and_then_dropped() -> None:
     """A viewer with an unsent event gets no other; after 20 s it is dropped, unless it has caught up."""
     connection = Full()
-    viewer = page_stream.Viewer(connection, chunked=True, packed=False)
+    viewer = page_stream.Viewer(connection, "", chunked=True, packed=False)
 
     assert [viewer.lags(moment) for moment in (100.0, 119.0)] == [True, True]
     connection.left = 0

@@ -256,17 +256,11 @@ class Run:
         rows, unseen = self._world.rows(pids)
         failed = set(failed_collectors(devices))
         return Reading(
-            wall,
-            self._monotonic,
-            boot_time=self._world.reading.boot_time,
-            ticks=TICKS,
-            host_pid_namespace=True,
-            devices=tuple(devices),
-            rows=rows,
-            unseen=unseen,
+            wall, self._monotonic, boot_time=self._world.reading.boot_time, ticks=TICKS,
+            host_pid_namespace=True, devices=tuple(devices), rows=rows, unseen=unseen,
             facts=self._world.facts(rows),
             collectors={name: (name not in failed, 0.0) for name in _COLLECTORS},
-        )
+        )  # fmt: skip
 
     # --- the promises of a page ----------------------------------------------------------------------
 

@@ -363,12 +363,8 @@ def _leak(build: Build) -> Scenario:
 
 
 DRAWS = [
-    _leak(drawn_leak),
-    _leak(drawn_leak_from_outside),
-    _leak(leak_in_phases),
-    _leak(leak_that_speeds_up),
-    _leak(leak_under_evaluations),
-    _leak(leak_of_days),
+    *map(_leak, (drawn_leak, drawn_leak_from_outside, leak_in_phases, leak_that_speeds_up)),
+    *map(_leak, (leak_under_evaluations, leak_of_days)),
     replace(_scenario(rank_stopped, "GpuJobHung"), name="drawn-rank-stopped"),
     replace(_scenario(rank_asleep, "GpuJobHung"), name="drawn-rank-asleep"),
     _scenario(missing_after_reboot, "GpuDeviceLost", allows=_DOWN),

@@ -127,23 +127,17 @@ if "vramledger_agent.import_hook" in sys.modules:
     pool = tf.compat.v1.ConfigProto()
     pool.gpu_options.experimental.use_cuda_malloc_async = True
     extra = {
-        "default": read(),
-        "growth": read(growth=True),
-        "no growth": read(growth=False),
-        "limit": read(limits={0: [1024]}),
-        "logical": read(limits={0: [1024, 2048]}),
-        "second limited": read(visible=(0, 1), limits={1: [512]}),
-        "hidden": read(visible=()),
+        "default": read(), "growth": read(growth=True), "no growth": read(growth=False),
+        "limit": read(limits={0: [1024]}), "logical": read(limits={0: [1024, 2048]}),
+        "second limited": read(visible=(0, 1), limits={1: [512]}), "hidden": read(visible=()),
         "second alone": read(visible=(1,)),
         "forced growth": read(environ={"TF_FORCE_GPU_ALLOW_GROWTH": "true"}),
         "forbidden growth": read(growth=True, environ={"TF_FORCE_GPU_ALLOW_GROWTH": "false"}),
         "misspelt": read(environ={"TF_FORCE_GPU_ALLOW_GROWTH": "True"}),
         "async": read(environ={"TF_GPU_ALLOCATOR": "cuda_malloc_async"}),
-        "async by config": read(config=pool),
-        "fraction": read(config=options),
-        "other numbers": read(known=0),
-        "cpu": TensorFlow().is_initialised(),
-    }
+        "async by config": read(config=pool), "fraction": read(config=options),
+        "other numbers": read(known=0), "cpu": TensorFlow().is_initialised(),
+    }  # fmt: skip
     growing = tf.compat.v1.ConfigProto()
     growing.gpu_options.allow_growth = True
     growing.gpu_options.visible_device_list = "2,5"

@@ -41,17 +41,11 @@ def reading(second: float) -> Reading:
     device = DeviceReading(0, "GPU-0", minor=0, memory=memory, processes=(ProcessEntry(7, GIB, "C"),))
     facts = ProcessFacts(7, start, uid=1, parent=ParentFacts(6, start - 5, "bash", "bash", init=False))
     return Reading(
-        time=BOOT + now,
-        monotonic=now,
-        boot_time=BOOT,
-        boot_id="b",
-        host_pid_namespace=True,
-        devices=(device,),
-        rows=(ProcessRow(7, start, "S", 6, 7, 7, 0, 1),),
-        facts=() if second else (facts,),
+        time=BOOT + now, monotonic=now, boot_time=BOOT, boot_id="b", host_pid_namespace=True,
+        devices=(device,), rows=(ProcessRow(7, start, "S", 6, 7, 7, 0, 1),), facts=() if second else (facts,),
         hidden=(HiddenHolder(9, start, "cuda", "x", None, (0,)),),
         agents=(Agent(7, start, 1, BOOT + now, "silent", None),),
-    )
+    )  # fmt: skip
 
 
 @pytest.fixture

@@ -409,16 +409,10 @@ def _read_parent(
     uid = next(iter(_parse_numbers(status.get(b"Uid", b""))), None)
     path = read_program_path(f"{root}/{row.ppid}") or ""
     return ParentFacts(
-        row.ppid,
-        parent.start,
-        comm,
-        comm,
-        init=numbers[-1] == 1,
-        outside=len(numbers) < depth,
-        uid=uid,
+        row.ppid, parent.start, comm, comm, init=numbers[-1] == 1, outside=len(numbers) < depth, uid=uid,
         user=None if uid is None else user_name(uid),
         program=clean(path.removesuffix(" (deleted)").rpartition("/")[2]),
-    )
+    )  # fmt: skip
 
 
 def read_program_path(directory: str) -> str | None:

@@ -276,20 +276,12 @@ class ThreadTimesReader(Collector):
             if process - seen > HIDDEN_CPU + DRIVER_CPU * (spans - elapsed):
                 _add(others, _Ran(-1, process - seen, 1), elapsed)
         return ThreadTimes(
-            holder.row.pid,
-            holder.row.start,
-            round(before.begun, 2),
-            round(look.begun, 2),
-            complete=True,
-            main_runs=main.runs,
-            main_cpu=_rounded(main.cpu),
-            other_runs=others.runs,
-            other_cpu=_rounded(others.cpu),
-            longest=_rounded(others.longest),
-            beyond=_rounded(others.beyond),
+            holder.row.pid, holder.row.start, round(before.begun, 2), round(look.begun, 2), complete=True,
+            main_runs=main.runs, main_cpu=_rounded(main.cpu), other_runs=others.runs,
+            other_cpu=_rounded(others.cpu), longest=_rounded(others.longest), beyond=_rounded(others.beyond),
             changed=len(old.keys() ^ new.keys()),
             python=_is_python(f"{self._root}/{holder.row.pid}") if others.runs and not main.runs else None,
-        )
+        )  # fmt: skip
 
     def _driver_threads(
         self, holder: _LookedAt, ran: Iterable[_Ran], elapsed: float, process: float | None

@@ -125,15 +125,11 @@ def _check(host: Host, cast: Cast, expected: Seen) -> None:
     parent = sure(facts.parent)
     adopted = expected.parent == ADOPTED
     assert expected == Seen(
-        parent=ADOPTED if adopted else parent.command,
-        group=_leads(row.pgrp, holder, row.ppid, launcher),
-        session=_leads(row.session, holder, row.ppid, launcher),
-        leader_alive=facts.leader_alive is True,
-        ignores=" ".join(facts.ignores),
-        signs=" ".join(facts.signs),
-        init=expected.init if adopted else parent.init,
-        outside=parent.outside,
-    )
+        parent=ADOPTED if adopted else parent.command, group=_leads(row.pgrp, holder, row.ppid, launcher),
+        session=_leads(row.session, holder, row.ppid, launcher), leader_alive=facts.leader_alive is True,
+        ignores=" ".join(facts.ignores), signs=" ".join(facts.signs),
+        init=expected.init if adopted else parent.init, outside=parent.outside,
+    )  # fmt: skip
     assert parent_of(holder) == parent.pid
     assert _row(host, parent.pid).start == parent.start
     inherited = () if parent.signs is None else parent.signs
