@@ -143,7 +143,7 @@ def comments_at_constants(source: str) -> Iterator[int]:
             indent = " " * each.col_offset
             below = lines[each.end_lineno or 0] if (each.end_lineno or 0) < len(lines) else ""
             beside = lines[(each.end_lineno or 1) - 1].partition("  # ")[2]
-            if below.startswith(f"{indent}# ") or (beside and not beside.startswith(("noqa", "type:"))):
+            if below.startswith(f"{indent}# ") or not re.match(r"noqa|type:|fmt:|$", beside):
                 yield each.end_lineno or 0
 
 

@@ -33,8 +33,8 @@ from vramledger.web.response_headers import takes_gzip
 from vramledger.web.services import AppServices
 
 VIEWERS_MAX = 500
-"""The maximum number of open streams; then the address that has the most loses one, or the next viewer is
-told to try again later."""
+"""The maximum number of open streams; then the address that has the most loses one, or the next viewer gets
+the answer to try again later."""
 
 _CONNECTIONS_SHARE = 0.75
 """The share of all connections that streams may take where descriptors are few."""
