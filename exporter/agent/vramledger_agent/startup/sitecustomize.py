@@ -12,7 +12,13 @@ if TYPE_CHECKING:
     from typing import Any  # noqa: F401 for the comments: the syntax is that of old versions
 
 # exporter/framework_files.py writes what follows, from vramledger_agent/protocol/frameworks.py.
-IMPORTED_MODULES = ("torch.cuda", "jax._src.xla_bridge", "tensorflow.python.eager.context", "rmm", "cupy")
+IMPORTED_MODULES = (
+    "torch.cuda",
+    "jax._src.xla_bridge",
+    "tensorflow.python.eager.context",
+    "rmm",
+    "cupy",
+)
 # End of what is written.
 """Until one of these is imported, Python has loaded nothing else of the agent."""
 

@@ -193,21 +193,11 @@ class HoldingState(msgspec.Struct, omit_defaults=True):
         utilization = self.utilization
         fresh = self.watched - self.utilization_at <= SAMPLE_LIFETIME
         return Holding(
-            pid=self.pid,
-            start=self.start,
-            memory=entry.memory,
-            peak=self.peak,
-            kinds=entry.kinds,
-            state=verdict.state,
-            since=self.since,
-            why=verdict.why,
-            sm=utilization.sm if utilization is not None and fresh else None,
-            last_active=self.last_active,
-            quiet_since=self.quiet_since[1],
-            evidence=self.evidence,
-            working=working,
-            grade=verdict.grade,
-        )
+            pid=self.pid, start=self.start, memory=entry.memory, peak=self.peak, kinds=entry.kinds,
+            state=verdict.state, since=self.since, why=verdict.why,
+            sm=utilization.sm if utilization is not None and fresh else None, last_active=self.last_active,
+            quiet_since=self.quiet_since[1], evidence=self.evidence, working=working, grade=verdict.grade,
+        )  # fmt: skip
 
 
 def classify(  # noqa: PLR0913 one argument a fact
