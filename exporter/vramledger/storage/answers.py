@@ -352,6 +352,7 @@ def _enter(path: Path) -> Path:
             with suppress(PermissionError):  # a container may have no right to do so
                 os.chroot(".")  # its user may not be able to come here (DynamicUser), nor we leave
                 path = Path("/")
+                sys.meta_path.clear()  # whatever is imported from now on would be its user's
         os.close(directory)
     except OSError as error:
         raise StartupError(

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from vramledger.errors import RecordingError
 from vramledger.logs import fields, log
@@ -282,9 +283,9 @@ def connect_reader(path: Path, host: str = "") -> sqlite3.Connection:
 
 
 def _opened(path: Path, how: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?{how}", uri=True, timeout=1.0, isolation_level=None
-    )
+    # as_uri() would import something, from Python 3.13 on, and our root may be the directory by now.
+    name = quote(os.fsencode(path.absolute()))
+    connection = sqlite3.connect(f"file:{name}?{how}", uri=True, timeout=1.0, isolation_level=None)
     for setting in ("temp_store = MEMORY", "trusted_schema = OFF", "cell_size_check = ON", "query_only = ON"):
         connection.execute(f"PRAGMA {setting}")
     return connection
