@@ -103,9 +103,8 @@ class RequestLimiter:
     def __init__(self, most: int) -> None:
         self._most = most
         self._running = 0
-        self._writing: dict[
-            asyncio.Transport, tuple[float, str]
-        ] = {}  # since when for whom, the oldest first
+        # Since when, and for which address; the oldest first.
+        self._writing: dict[asyncio.Transport, tuple[float, str]] = {}
 
     async def serve(
         self, request: web.Request, respond: Callable[[web.Request], Awaitable[web.Response]]
