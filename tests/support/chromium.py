@@ -114,7 +114,7 @@ class Tab:
     async def open(self) -> None:
         """Take the browser's one page, which still shows what the test before has left, without its cache.
 
-        With a page and a context of its own each test cost a second of processor time: four new processes.
+        With a page and a context of its own each test cost a second of CPU time: four new processes.
         """
         targets = (await self.call("Target.getTargets"))["targetInfos"]
         (page,) = (target["targetId"] for target in targets if target["type"] == "page")
