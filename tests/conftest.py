@@ -15,7 +15,7 @@ import pytest
 
 from tests.support import examples, requirements
 from tests.support.exporter import NO_EXPORTER
-from tests.support.order import order_of_files, unit_of
+from tests.support.order import LONG, unit_of
 from tests.support.players.stage import Stage
 from vramledger.config import CONTROL_VARIABLE
 
@@ -68,13 +68,8 @@ LEFT_OUT = pytest.StashKey[Counter[str]]()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the repeats, and put the files into the order in which they begin."""
     _mark_repeats(items)
-    limits: dict[str, float] = {}
-    for item in items:
-        limit, unit = item.get_closest_marker("timeout"), unit_of(item.nodeid)
-        limits[unit] = max(limits.get(unit, 0.0), limit.args[0] if limit else 0.0)
-    waiting = {unit_of(item.nodeid) for item in items if item.get_closest_marker("waits")}
-    place = {unit: number for number, unit in enumerate(order_of_files(limits, waiting))}
-    items.sort(key=lambda item: place[unit_of(item.nodeid)])
+    place = {unit: number for number, unit in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(unit_of(item.nodeid), len(LONG)))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -143,6 +138,7 @@ def pytest_collection_finish() -> None:
     if sys.version_info < (3, 14):
         gc.collect()
         gc.freeze()
+    gc.set_threshold(20_000, 20, 50)  # a tests' garbage is small; with 700 a fiftieth of all time went into searches
     gc.enable()
 
 

@@ -13,7 +13,6 @@ from tests.support import judging
 from tests.support.judging import Entry
 from vramledger.model.snapshot import Snapshot
 
-pytestmark = pytest.mark.waits
 
 ENTRIES = judging.load()
 

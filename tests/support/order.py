@@ -1,15 +1,43 @@
 """In which order the files of tests begin, and which of them stay together on one worker."""
 
-from collections.abc import Collection, Mapping
 from itertools import zip_longest
-from typing import TypeVar
-
-File = TypeVar("File")
 
 SHARING = ("tests/integration/dashboards/answers",)
 """Folders whose files share servers that take long to start."""
 SEEN = {"tests/integration/deploy/test_real_slurm.py": "tests/integration/deploy/test_slurm.py"}
 """Files whose programs another one would see: a container may belong to any job of the host."""
+
+_WAITING = """
+fleet/test_fleet e2e/test_storage accounting/test_states_real deploy/test_slurm
+agent_server/test_hostile_peers browser/test_page e2e/test_failing_collectors agent/test_isolated
+e2e/test_asking_exporter readers/hosts/test_hosts_real e2e/test_holders commands/test_end web/test_connections
+serving/test_control_socket agent/test_life commands/test_check e2e/test_hanging web/test_prometheus
+readers/hosts/test_ties agent/test_flight_recorder e2e/test_driver_trouble browser/test_others e2e/test_frozen
+agent_server/test_server alerts/test_delivery commands/test_asking commands/test_attach commands/test_why
+browser/test_past e2e/test_agents e2e/test_release e2e/test_recording_trouble agent/test_pytorch
+serving/test_past_questions fuzz/test_http readers/hosts/test_driver_waits serving/test_storage_start
+"""
+_COMPUTING = """
+dashboards/answers faults/test_detection faults/test_recorded agent/test_undisturbed alerts/test_situations
+alerts/test_many alerts/test_messages alerts/test_boundaries alerts/test_joins unit/storage/test_past_file
+deploy/test_kubernetes faults/test_demo agent/test_signals e2e/test_commands e2e/test_privileges alerts/test_rules
+unit/storage/test_past commands/test_doctor alerts/test_figures e2e/test_report unit/storage/test_queries
+agent/test_versions agent/test_equal readers/hosts/test_hidden_holders e2e/test_who_may_ask e2e/test_hostile
+alerts/test_routes alerts/test_clock e2e/test_sources e2e/test_fit commands/test_strangers alerts/test_inhibitions
+alerts/test_host_kinds unit/accounting/work/test_device_work repo/test_wording web/access/test_access_control
+"""
+"""What takes longest, measured with five workers on two cores, and of it what waits more than it computes.
+
+They begin first, in turn: so there is always one that computes while others wait, and short ones are left for the end.
+"""
+
+
+def _file(name: str) -> str:
+    root = "tests" if name.startswith(("e2e", "unit", "repo")) else "tests/integration"
+    return f"{root}/{name}" if name == "dashboards/answers" else f"{root}/{name}.py"
+
+
+LONG = [_file(name) for pair in zip_longest(_WAITING.split(), _COMPUTING.split()) for name in pair if name]
 
 
 def unit_of(nodeid: str) -> str:
@@ -17,15 +45,3 @@ def unit_of(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
     file = SEEN.get(file, file)
     return next((folder for folder in SHARING if file.startswith(f"{folder}/")), file)
-
-
-def order_of_files(limits: Mapping[File, float], waiting: Collection[File]) -> list[File]:
-    """Return the files, first those that may take longest, and in turn one that waits and one that computes.
-
-    ``limits`` are the seconds of the longest limit of each file.
-    """
-    files = sorted(limits, key=lambda file: -limits[file])
-    waits = [file for file in files if file in waiting]
-    computes = [file for file in files if file not in waiting]
-    pairs = zip_longest(waits, computes)
-    return [file for pair in pairs for file in pair if file is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import io
 import os
 import sys
@@ -83,8 +84,13 @@ def run_command(
     words = sys.argv[1:] if argv is None else argv
     known = [word for word in words[:1] if word in commands]
     asked = known if known or words[:1] == ["--version"] else commands  # for scripts that ask it often
+    if argv is None:  # in a process of its own: what is imported stays, and looking for garbage in it is a fifth
+        gc.disable()
     top = make_parser(asked)
     args = top.parse_args(words)
+    if argv is None:
+        gc.freeze()
+        gc.enable()
     set_up_logs(args)
     try:
         status: int = args.run(args)

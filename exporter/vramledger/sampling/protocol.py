@@ -21,8 +21,8 @@ _ROOTS = list({str(Path(str(each.__file__)).parents[1]): None for each in (vraml
 """Where our two packages are: in one folder, or each in its own."""
 
 _PROGRAM = (
-    f"import sys; sys.path[:1] == [''] and sys.path.pop(0); sys.path += {_ROOTS}; "
-    "from vramledger.{} import main; main()"
+    f"import gc, sys; gc.disable(); sys.path[:1] == [''] and sys.path.pop(0); sys.path += {_ROOTS}; "
+    "from vramledger.{} import main; gc.freeze(); gc.enable(); main()"
 )
 """This is not ``-m``, which puts the current directory first on the path: root's sampler would import a
 ``queue.py`` that somebody left there. (``-P`` exists since 3.11, and ``-I`` hides the user's own

@@ -15,7 +15,7 @@ from tests.support.slurm.cluster import HOLDER, Cluster, Site
 from tests.support.standin.library import Code
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.thorough, pytest.mark.waits, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
 
 QUICK = "WAIT=15\nSETTLE=5\nGRACE=1\n"
 _GRES = "Name=gpu File=/dev/nvidia[2-3]\nName=shard Count=8"

@@ -34,7 +34,7 @@ GPUS, HOLDERS = 2, 4
 SPAN = 20.0
 """Seconds of data, a scrape a second, before the engines are queried."""
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.waits]
+pytestmark = pytest.mark.timeout(600)
 
 
 def expressions() -> list[tuple[str, str]]:
