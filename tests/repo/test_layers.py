@@ -83,11 +83,17 @@ def parsed(module: str) -> ast.Module:
 
 
 @cache
+def nodes_of(module: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(parsed(module)))
+
+
+@cache
 def code_of(module: str) -> tuple[ast.AST, ...]:
     """Return what a module consists of, without the texts that document it."""
-    nodes = tuple(ast.walk(parsed(module)))
-    prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
-    return tuple(node for node in nodes if not (isinstance(node, ast.Constant) and id(node) in prose))
+    prose = {id(node.value) for node in nodes_of(module) if isinstance(node, ast.Expr)}
+    return tuple(
+        node for node in nodes_of(module) if not (isinstance(node, ast.Constant) and id(node) in prose)
+    )
 
 
 def matches(module: str, patterns: list[str]) -> bool:

@@ -1,8 +1,6 @@
 """The text of the project is plain English: phrases that were replaced do not come back."""
 
-import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -83,33 +81,21 @@ PHRASES = {
 }
 """The replaced phrases, as regular expressions of lower case, and the better wording."""
 
-_COMMENT = re.compile(r"(?:^|[ \t])#[ :].*$", re.MULTILINE)
+_PROSE = re.compile(r'"""(?:[^\\]|\\.)*?"""|(?:^|[ \t])#[ :].*?$', re.MULTILINE | re.DOTALL)
+"""The docstrings and comments of a Python file, and its texts of several lines."""
+
 _LINE_START = re.compile(r"\n[ \t]*(?:#|//|\*)?[ \t]*")
-
-
-def prose(source: str) -> Iterator[str]:
-    """Yield the docstrings and comments of a Python file, each as one line."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            yield f'"""{" ".join(str(node.value.value).split())}"""'
-    yield from _COMMENT.findall(source)
 
 
 def texts() -> dict[Path, str]:
     """Return every file of the text by its path, in lower case, as one line: a phrase may be wrapped."""
-    found = {
-        path
-        for place in PLACES
-        for path in ROOT.glob(place)
-        if path.suffix in SUFFIXES and path.is_file() and path != ROOT / "deploy/share"
-    }
-    text = {
-        path.relative_to(ROOT): _LINE_START.sub(" ", path.read_text(encoding="utf-8"))
-        for path in sorted(found)
-    }
+    found = sorted({path for place in PLACES for path in ROOT.glob(place) if path.suffix in SUFFIXES})
+    files = [path.relative_to(ROOT) for path in found if path.is_file()]
+    text = {path: _LINE_START.sub(" ", (ROOT / path).read_text(encoding="utf-8")) for path in files}
     for path in sorted((ROOT / "tests").rglob("*.py")):  # their code may use any name
         if path != Path(__file__):
-            text[path.relative_to(ROOT)] = "\n".join(prose(path.read_text(encoding="utf-8")))
+            prose = _PROSE.findall(path.read_text(encoding="utf-8"))
+            text[path.relative_to(ROOT)] = "\n".join(" ".join(each.split()) for each in prose)
     return {path: each.lower() for path, each in text.items()}
 
 
@@ -126,34 +112,3 @@ def test_a_replaced_phrase_does_not_come_back() -> None:
         for hit in pattern.finditer(text)
     ]
     assert hits == []
-
-
-def comments_at_constants(source: str) -> Iterator[int]:
-    """Yield the number of each line that explains an assignment in a comment above, beside or below it."""
-    lines = source.split("\n")
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Module | ast.ClassDef):
-            continue
-        for each in node.body:
-            if not isinstance(each, ast.Assign | ast.AnnAssign):
-                continue
-            target = each.targets[0] if isinstance(each, ast.Assign) else each.target
-            if not isinstance(target, ast.Name) or not target.id.isupper():
-                continue
-            indent = " " * each.col_offset
-            below = lines[each.end_lineno or 0] if (each.end_lineno or 0) < len(lines) else ""
-            beside = lines[(each.end_lineno or 1) - 1].partition("  # ")[2]
-            if below.startswith(f"{indent}# ") or not re.match(r"noqa|type:|fmt:|$", beside):
-                yield each.end_lineno or 0
-
-
-def test_a_constant_is_explained_in_the_docstring_below_it() -> None:
-    """No constant of either package has its meaning in a ``#`` line below it or in a comment beside it."""
-    found = [
-        f"{path.relative_to(ROOT)}:{line}"
-        for place in ("exporter/vramledger", "exporter/agent/vramledger_agent")
-        for path in sorted((ROOT / place).rglob("*.py"))
-        if path.name != "sitecustomize.py"
-        for line in comments_at_constants(path.read_text(encoding="utf-8"))
-    ]
-    assert not found

@@ -93,6 +93,8 @@ def owner_of(snapshot: Snapshot, pid: int) -> tuple[str, str]:
 class StoredPast:
     """An exporter of a simulated host with its storage, in one process and by the host's clock."""
 
+    idle_after = IDLE_AFTER
+
     def __init__(
         self, path: Path, host: Host, *, machine: str = "machine-1", retention: float = inf, size: float = inf
     ) -> None:
@@ -105,9 +107,9 @@ class StoredPast:
         )
         self.messages: list[bytes] = []
         self.process = StorageProcess(self.writer, self.messages.append, monotonic=lambda: self.now)
-        self.tracker = HoldingTracker(idle_after=IDLE_AFTER, interval=host.interval)
+        self.tracker = HoldingTracker(idle_after=self.idle_after, interval=host.interval)
         self.timeline = Timeline()
-        self.recorder = Recorder(self.tracker, self.timeline, IDLE_AFTER, host.interval)
+        self.recorder = Recorder(self.tracker, self.timeline, self.idle_after, host.interval)
 
     def reading(self, boot_id: str = BOOT_ID) -> Reading:
         """Return the reading of this moment, as a sampler sends it."""
@@ -165,8 +167,9 @@ async def start_storage(path: Path, *before: str) -> tuple[Storage, asyncio.subp
     return Storage(keeper, ours, StorageHealth(2**29, 1e9)), keeper
 
 
-def small_host(seed: int = 1) -> Host:
-    return Host([Gpu()], [Process(7, {0: Fixed(GIB)}, begin=-900.0)], Random(seed))  # noqa: S311 a simulation
+def small_host(interval: float = 1.0) -> Host:
+    processes = [Process(7, {0: Fixed(GIB)}, begin=-900.0)]
+    return Host([Gpu()], processes, Random(1), interval=interval)  # noqa: S311 a simulation
 
 
 def watched_past(path: Path, seconds: int) -> StoredPast:

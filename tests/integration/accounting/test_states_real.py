@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from random import Random
 
@@ -18,6 +19,7 @@ from tests.support.stranger import as_user
 from tests.support.waiting import wait_until
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.model.snapshot import Grade, Holding, State
+from vramledger.readers.hosts import sockets, tie_search
 from vramledger.readers.hosts.host import Host
 from vramledger.readers.hosts.tie_search import Watched, find_ties
 
@@ -90,7 +92,7 @@ def said(holdings: Iterable[Holding]) -> list[tuple[str, str]]:
 
 
 @play(*HEALTHY, *LEFTOVERS)
-def test_every_moment_has_its_verdict(tree: Tree, cast: Cast) -> None:
+def test_every_moment_has_its_verdict(tree: Tree, cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before and after the end of the launcher, for who watched, who comes late and who may see less.
 
     While the launcher lives, every holder is alive. Nothing healthy is ended, whatever is inferred of it.
@@ -100,6 +102,8 @@ def test_every_moment_has_its_verdict(tree: Tree, cast: Cast) -> None:
     before = watcher.look()
     assert judged(before, tree.late if cast.launcher is None else ALIVE), said(before)
     cast.lose_launcher()
+    # From here on all see the same sockets; for each list of them the kernel goes through a large table.
+    monkeypatch.setattr(tie_search, "tcp_sockets", cache(sockets.tcp_sockets))
     watched, late = watcher.look(), Watcher(cast.pids).look()
     assert judged(watched, tree.watched), said(watched)
     assert judged(late, tree.late), said(late)

@@ -76,12 +76,12 @@ def test_pods_and_their_devices(rootfs: Path) -> None:
 
 def test_a_node_with_many_pods(rootfs: Path) -> None:
     """An answer of several megabytes, in hundreds of frames, is read completely."""
-    pods = [pod(f"p-{number}", devices("nvidia.com/gpu", f"{GPU}::{number}")) for number in range(20_000)]
+    pods = [pod(f"{'x' * 600}-{each}", devices("nvidia.com/gpu", f"{GPU}::{each}")) for each in range(4000)]
     answer = listed(*pods)
     assert len(answer) > 2_000_000
     with kubelet(rootfs / SOCKET, List=lambda _: answer):
         grants = sure(read_kubelet(rootfs)).grants
-    assert (len(grants), grants[-1]) == (20_000, Grant("pod", "ml/p-19999", (f"{GPU}::19999",)))
+    assert (len(grants), grants[-1]) == (4000, Grant("pod", f"ml/{'x' * 600}-3999", (f"{GPU}::3999",)))
 
 
 def test_an_older_kubelet_offers_nothing(rootfs: Path) -> None:

@@ -4,9 +4,10 @@ import asyncio
 import json
 import os
 import shutil
+import sqlite3
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from vramledger.serving.control_messages import ControlError, Readings, StorageE
 from vramledger.serving.control_socket import Caller
 from vramledger.serving.exporter import PastDesk
 from vramledger.serving.storage import WAITING_MAX, Storage
+from vramledger.storage.database import PIECES
 from vramledger.storage.protocol import NAME
 from vramledger.web.services import PageState
 
@@ -60,15 +62,17 @@ class Serving(NamedTuple):
         return time.monotonic() - begun
 
 
-RECORDED = 1500.0
-
-
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> StoredPast:
-    """Return a past of 25 holders that was written once."""
+    """Return a past of 25 holders that has its readings ten times, so that reading them takes long."""
     past = StoredPast(tmp_path_factory.mktemp("recorded"), night(25, Random(1)))  # noqa: S311 a simulation
-    past.watch(RECORDED)
+    past.watch(150)
     past.end()
+    with closing(sqlite3.connect(past.path / NAME)) as file, file:
+        for segment in range(2, 11):
+            file.execute("INSERT INTO segment SELECT ?, begin, step, header FROM segment LIMIT 1", [segment])
+            pieces = "INSERT INTO piece SELECT id + ?, checksum, lines FROM piece WHERE id < ?"
+            file.execute(pieces, [(segment - 1) * PIECES, 2 * PIECES])
     return past
 
 

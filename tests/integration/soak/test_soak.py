@@ -9,13 +9,13 @@ from tests.support.requirements import require_root
 
 
 @pytest.mark.repeats
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_page_is_true_whatever_the_driver_answers(tmp_path: Path, seed: int) -> None:
-    """Fifteen thousand errors, garbage answers and losses: every page matches the host's true state."""
-    tally = faults.inject(tmp_path, faults=15_000, seed=seed)
-    assert tally.injected >= 15_000
+@pytest.mark.parametrize(("seed", "wanted"), [(1, 3_000), (2, 30_000)])
+def test_a_page_is_true_whatever_the_driver_answers(tmp_path: Path, seed: int, wanted: int) -> None:
+    """Thousands of errors, garbage answers and losses: every page matches the host's true state."""
+    tally = faults.inject(tmp_path, faults=wanted, seed=seed)
+    assert tally.injected >= wanted
     assert len(tally.faults) > 5
-    assert tally.steps > 300
+    assert tally.steps > wanted / 100
 
 
 @pytest.mark.thorough

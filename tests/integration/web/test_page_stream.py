@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -11,7 +12,7 @@ import aiohttp
 import pytest
 
 from tests.support.builders import MIB, NOW, Shown, agent, crowd, device, failed, holding, snapshot
-from tests.support.serving import connected, served, until_answered
+from tests.support.serving import served, until_answered
 from vramledger.model.snapshot import Snapshot, State
 from vramledger.web import page_stream
 from vramledger.web.page_rows import changed_rows, page_rows
@@ -147,12 +148,13 @@ async def test_one_render_serves_all_viewers(monkeypatch: pytest.MonkeyPatch) ->
 async def test_a_viewer_that_reads_nothing_costs_the_others_nothing() -> None:
     """A viewer that does not read does not delay others, and does not delay the exporter's stop."""
     shown = Shown(crowd(8, 64))
-    request = b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    async with served(shown) as client, connected(client.port, request) as (reader, _):
-        await reader.readuntil(b"\r\n\r\n")
-        async with stream(client.port) as viewer:
-            await viewer.next()
-            for serial in range(2, 40):
+    async with served(shown) as client, stream(client.port) as viewer:
+        await viewer.next()
+        with socket.socket() as silent:
+            silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            silent.connect(("127.0.0.1", client.port))
+            silent.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            for serial in range(2, 30):
                 shown.snapshot = crowd(8, 64, turn=serial, serial=serial)
                 assert not (await viewer.until_changed())["full"]
 

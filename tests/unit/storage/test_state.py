@@ -70,7 +70,7 @@ def test_a_restart_in_every_recording_loses_nothing(entry: judging.Entry) -> Non
 
 def test_a_stored_state_goes_on_exactly(tmp_path: Path) -> None:
     """After any sample of a busy host the stored state gives the very same snapshots from there on."""
-    past = StoredPast(tmp_path / "past", night(25, Random(1)))  # noqa: S311 a simulation
+    past = StoredPast(tmp_path / "past", night(10, Random(1)))  # noqa: S311 a simulation
     past.watch(150)
     for _ in range(5):
         other = copy_of(past.tracker)
@@ -151,7 +151,7 @@ def unix_times(value: object, place: str = "") -> Iterator[tuple[str, float]]:
 
 def test_every_remembered_time_follows_a_clock_that_is_set(tmp_path: Path) -> None:
     """All Unix times move by as much, whichever step remembers them."""
-    past = StoredPast(tmp_path / "past", night(25, Random(1)))  # noqa: S311 a simulation
+    past = StoredPast(tmp_path / "past", night(10, Random(1)))  # noqa: S311 a simulation
     for _ in range(150):
         reading = past.reading()
         now, boot = reading.time + SINCE_1970, reading.boot_time + SINCE_1970

@@ -119,8 +119,9 @@ def test_a_block_outside_of_its_segment_stays_in_the_picture() -> None:
     assert sum(part.end - part.begin for part in found.blocks[0][2]) == 10 * MIB
 
 
-def test_a_picture_has_a_limit() -> None:
+def test_a_picture_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """With more allocations than a browser draws, the largest are drawn and the rest is counted."""
+    monkeypatch.setattr(html, "SHAPES_MAX", 500)
     heap = Heap()
     for number in range(html.SHAPES_MAX + 7):
         heap.allocate(512 if number % 2 else 1024, LINEAR + user(("a.py", 1, "f")))

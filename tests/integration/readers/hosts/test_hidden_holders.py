@@ -4,6 +4,7 @@ import mmap
 import os
 import signal
 from collections.abc import Callable
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -237,15 +238,17 @@ def test_what_is_found_counts_though_not_all_may_be_looked_into(proc: FakeProc) 
     assert (search.result, search.unreadable) == (None, 1)
 
 
-CROWDED = 5000
+CROWDED = hidden_holders._LINKS_MAX + 100  # noqa: SLF001
 """Files of a process: more than are looked at."""
 
 
 @pytest.mark.parametrize("maps", [b"", b"7f00-7f01 rw-s 0 00:06 1 /dev/nvidia3\n"])
-def test_a_crowd_of_files_hides_nobody(proc: FakeProc, maps: bytes) -> None:
+def test_a_crowd_of_files_hides_nobody(proc: FakeProc, monkeypatch: pytest.MonkeyPatch, maps: bytes) -> None:
     """Of a process with many files the mappings tell whether it has a context, and no file costs."""
     proc.add(42, maps=b"7f00-7f01 r-xp 0 00:00 1 /usr/lib/libc.so.6\n" + maps)
-    proc.hold(42, *["/dev/null"] * CROWDED, "/dev/nvidia3")
+    proc.hold(42, *["/dev/null"] * CROWDED)
+    targets, real = chain(["/dev/null"] * (CROWDED - 100), repeat("/dev/nvidia3")), os.readlink
+    monkeypatch.setattr(os, "readlink", lambda path: next(targets) if "/42/fd/" in path else real(path))
     search = HiddenSearch(Host(proc.root), ())
     found = _finish(search)
     assert [(each.pid, each.kind, each.minors) for each in found] == ([(42, "cuda", (3,))] if maps else [])

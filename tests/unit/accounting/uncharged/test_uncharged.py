@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.host.model import CONTEXT, EPOCH, GIB, MIB, Fault, Gpu, Host, Process, Use
 from tests.support.host.scrapes import SimulatedExporter
 from tests.support.sure import sure
@@ -316,7 +317,7 @@ def test_the_clock_may_be_set() -> None:
     assert ahead.devices[0].left[0].ended == before + 3600
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(ACTIONS)
 def test_no_byte_goes_to_a_wrong_holder(actions: list[tuple[int, int, int]]) -> None:
     """Programs that start, move pages, grow, share and die, one at a time: no holder gets another's bytes."""

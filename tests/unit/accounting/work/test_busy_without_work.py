@@ -253,16 +253,16 @@ def test_a_device_that_does_real_work_or_none_is_no_ghost(healthy: dict[str, Any
     """Power of work, or little utilisation, contradicts nothing."""
     host = ghostly()
     host.driver_says(**healthy)
-    assert watch(host, 400).ghost is False
+    assert watch(host, 190).ghost is False
 
 
 def test_a_device_with_a_listed_or_hidden_holder_is_no_ghost() -> None:
     """One thread that spins keeps a GPU busy at idle power; somebody is there."""
     host = OneHolder()
     host.driver_says(utilization=BUSY, hardware=IDLE)
-    assert watch(host, 400).ghost is False
+    assert watch(host, 190).ghost is False
     host = ghostly()
-    assert watch(host, 400, hidden=(HiddenHolder(9, 900, "cuda", "python", "ada", (0,)),)).ghost is False
+    assert watch(host, 190, hidden=(HiddenHolder(9, 900, "cuda", "python", "ada", (0,)),)).ghost is False
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_a_source_is_missing_for_a_ghost(says: dict[str, Any], changes: dict[str
     """A ghost is a contradiction between five sources; with four there is none to see."""
     host = ghostly()
     host.driver_says(**says)
-    assert watch(host, 400, **changes).ghost is None
+    assert watch(host, 190, **changes).ghost is None
 
 
 def test_a_single_quiet_sample_begins_the_three_minutes_anew() -> None:

@@ -100,7 +100,7 @@ def idle_with(holding: Holding) -> Grade | None:
 def test_a_small_kernel_every_three_seconds_is_work_whose_rows_say_0() -> None:
     """Alone, and beside five idle ones: the counters see it, and the rows of 0 % say whose it is."""
     device = Device(7, 11, 12, 13, 14, 15)
-    for second in range(300):
+    for second in range(150):
         held = device.sample([row(7)], MATMUL if second % 3 == 0 else NOTHING)
         assert held[7].state is State.ACTIVE
     assert {idle_with(held[pid]) for pid in (11, 12, 13, 14, 15)} == {Grade.SEEN}
@@ -109,7 +109,7 @@ def test_a_small_kernel_every_three_seconds_is_work_whose_rows_say_0() -> None:
 def test_without_rows_the_only_holder_is_the_one_that_works() -> None:
     """On a MIG instance kernels are the only holder's, or anybody's; once they stop, all are idle."""
     device = Device(7)
-    for second in range(300):
+    for second in range(150):
         held = device.sample(None, MATMUL if second % 10 == 0 else NOTHING, utilization=None)
         assert held[7].state is State.ACTIVE
     device = Device(7, 8)
@@ -204,7 +204,7 @@ def test_a_chance_of_more_cpu_time_is_not_work() -> None:
 def test_a_change_of_the_runner_is_work() -> None:
     """Two programs with small work have only rows of 0 %: each change names the one that worked."""
     device = Device(7, 8, 9)
-    for second in range(300):
+    for second in range(150):
         held = device.sample([row(7 if second % 20 < 10 else 8)], MATMUL if second % 10 == 0 else NOTHING)
         assert held[7].state is held[8].state is State.ACTIVE
     assert idle_with(held[9]) is Grade.SEEN
@@ -212,7 +212,7 @@ def test_a_change_of_the_runner_is_work() -> None:
 
 def test_beside_a_busy_holder_a_quiet_one_is_idle_only_by_inference() -> None:
     """A busy process has every row, so small work of another one would have none."""
-    held = Device(7, 8).watch(600, [row(7, 1.0)], TRAINING, utilization={"gpu": 1.0, "memory": 0.3})
+    held = Device(7, 8).watch(200, [row(7, 1.0)], TRAINING, utilization={"gpu": 1.0, "memory": 0.3})
     assert held[7].state is State.ACTIVE
     assert idle_with(held[8]) is Grade.INFERRED
     assert held[8].working is None
@@ -235,7 +235,7 @@ def test_work_beside_a_burst_is_found_when_the_burst_was_long() -> None:
 def test_what_is_seen_takes_the_threshold_without_anything_running() -> None:
     """Of a holder beside bursts, only the time between the bursts is evidence."""
     device = Device(7, 8)
-    for second in range(300):
+    for second in range(150):
         busy = second % 10 == 0
         held = device.sample([row(7, 0.5 if busy else 0.0)], TRAINING if busy else NOTHING)
         if idle_with(held[8]) not in (None, Grade.INFERRED):
@@ -274,7 +274,7 @@ def test_one_sample_without_a_row_is_only_late() -> None:
 
 def test_without_counters_nothing_is_better_than_inferred() -> None:
     """Before Hopper a 64x64 matmul is below 1 % and leaves no other row: quiet may be work."""
-    held = Device(7, 8).watch(300, [row(7)], None)
+    held = Device(7, 8).watch(150, [row(7)], None)
     assert idle_with(held[7]) is idle_with(held[8]) is Grade.INFERRED
 
 
@@ -286,7 +286,7 @@ def test_without_counters_nothing_is_better_than_inferred() -> None:
 def test_work_without_kernels_proves_nobody_idle(activity: dict[str, float]) -> None:
     """Copies and video do not show as kernels; a row of 0 % does not say whose they are."""
     device = Device(7, 8)
-    for second in range(300):
+    for second in range(150):
         held = device.sample([row(8)], activity if second % 5 == 0 else NOTHING)
         assert held[7].state is State.ACTIVE
         assert idle_with(held[8]) is None
@@ -324,7 +324,7 @@ def test_clients_of_mps_are_not_idle_while_their_server_works(kinds: str) -> Non
     """The driver names the server in place of its clients, so any of them may have worked."""
     device = Device(SERVER, 7, 8, kinds=kinds)
     device.kinds[SERVER], device.says["mps_listed"] = "C", kinds == "CM"
-    for second in range(300):
+    for second in range(150):
         busy = second % 10 == 0
         held = device.sample([row(SERVER, 0.3 if busy else 0.0)], TRAINING if busy else NOTHING)
         assert held[7].state is held[8].state is State.ACTIVE
