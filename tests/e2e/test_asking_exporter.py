@@ -7,6 +7,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -113,9 +114,9 @@ def test_end_knows_for_how_long_somebody_is_idle(crowd: Crowd) -> None:
 
 def test_two_commands_at_once(crowd: Crowd) -> None:
     """Two ``end --yes`` end all five orphans, as the exporter saw their parent end, and nobody else."""
-    words, environ = command("end", "--state=orphaned", "--yes", "--grace=5s"), environment(crowd.asking)
-    both = [subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    texts = [each.communicate(timeout=60)[0] for each in both]
+    words = ["end", "--state=orphaned", "--yes", "--grace=5s"]
+    with ThreadPoolExecutor() as both:
+        texts = [each.stdout for each in both.map(lambda _: run(*words, driver=crowd.asking), range(2))]
     for pid, state in crowd.states.items():
         if state == "orphaned":
             assert any(re.search(rf"^pid {pid} .*: ended by SIGTERM", each, re.MULTILINE) for each in texts)
@@ -144,14 +145,12 @@ def test_end_says_what_it_waits_for(standin: StandIn, stage: Stage, *, beside: b
 def test_two_releases_at_once(standin: StandIn) -> None:
     """Of a release and a resume at the same time both are answered, and the exporter goes on."""
     with sampling(driver=standin.env()) as exporter:
-        asking = environment({**standin.env(), **exporter.found})
-        for _ in range(2):
-            several = [
-                subprocess.Popen(command("release", flag), env=asking, stdout=subprocess.DEVNULL)
-                for flag in ("--for=1h", "--resume", "--for=2h", "--for=1ms")
-            ]
-            assert all(each.wait(60) in (0, 1) for each in several)
-        assert run("release", "--resume", driver={**standin.env(), **exporter.found}).returncode == 0
+        asking = {**standin.env(), **exporter.found}
+        with ThreadPoolExecutor(4) as several:
+            flags = ("--for=1h", "--resume", "--for=2h", "--for=1ms") * 2
+            for done in several.map(lambda flag: run("release", flag, driver=asking), flags):
+                assert done.returncode in (0, 1)
+        assert run("release", "--resume", driver=asking).returncode == 0
         exporter.until(lambda page: page.up, "data")
         assert "level=error" not in exporter.log
 

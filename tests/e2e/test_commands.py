@@ -92,15 +92,16 @@ def test_show_and_watch_without_a_driver(nothing: dict[str, str]) -> None:
     assert json.loads(run("show", "--json", driver=nothing).stdout)["up"] is False
 
 
+@pytest.mark.repeats(kept=3)
 @pytest.mark.parametrize(
     ("arguments", "streams", "why"),
     [
         ("show", ">/dev/full", "No space left"),
-        ("show --json", ">/dev/full", "No space left"),
-        ("doctor", ">/dev/full", "No space left"),
-        ("show", ">&-", "Bad file descriptor; free some space or write elsewhere"),
         ("show", "<&- >&-", "Bad file descriptor; free some space or write elsewhere"),
         ("show", "<&- >&- 2>&-", ""),
+        ("show", ">&-", "Bad file descriptor; free some space or write elsewhere"),
+        ("show --json", ">/dev/full", "No space left"),
+        ("doctor", ">/dev/full", "No space left"),
     ],
 )
 def test_output_that_cannot_be_written_is_one_line_and_1(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.examples import examples
 from tests.support.listening import WAIT_FOR_REPORT, FakeExporter, run
 
 BEGINNING = """
@@ -107,7 +108,7 @@ steps = worker.poller.states["torch"].provider.optimizer_steps
 def test_every_exception_of_a_handler_arrives(place: Path, exporter: FakeExporter, work: str) -> None:
     """Signals at random moments raise as many exceptions in the program as they would without the agent."""
     statement, longest = WORK[work]
-    code = f"{BEGINNING}{WAIT_FOR_REPORT}{SETUP}count(lambda: {statement}, 500, {longest})\n"
+    code = f"{BEGINNING}{WAIT_FOR_REPORT}{SETUP}count(lambda: {statement}, {examples(500)}, {longest})\n"
     recorded = {"VRAMLEDGER_AGENT_SNAPSHOT_FROM_START": "1"} if work.startswith("recorded") else {}
     if work != "imports":
         code += "assert not dropped, dropped\n"
@@ -248,7 +249,10 @@ def test_a_fork_leaves_the_thread_where_the_program_has_others(place: Path, expo
 
 
 def test_a_report_interrupted_anywhere_is_passed_on(place: Path, exporter: FakeExporter) -> None:
-    """Wherever a signal comes while a failure is reported, it arrives, and later reports are written."""
+    """Wherever a signal comes while a failure is reported, it arrives, and later reports are written.
+
+    ``make test`` tries each fifth place.
+    """
     code = textwrap.dedent("""
         import inspect, os, signal, sys
         class Alarm(TimeoutError, ValueError, RuntimeError, TypeError, LookupError):
@@ -269,7 +273,7 @@ def test_a_report_interrupted_anywhere_is_passed_on(place: Path, exporter: FakeE
                     signal.raise_signal(signal.SIGALRM)
         lost, step = [], 0
         while True:
-            step += 1
+            step += STRIDE
             left, arrived = step, False
             try:
                 sys.setprofile(profile)
@@ -286,6 +290,6 @@ def test_a_report_interrupted_anywhere_is_passed_on(place: Path, exporter: FakeE
             fail_again()
             assert oom_handler.observer._reports == 1, f"no report is written after step {step}"
         print(step > 100, lost)
-    """)
+    """).replace("STRIDE", str(100 // examples(100)))
     assert run(place, WAIT_FOR_REPORT + SETUP + code) == "True []\n"
     assert exporter.reports

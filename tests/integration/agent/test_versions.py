@@ -1,8 +1,9 @@
 """An agent and an exporter of different versions, each installed from wheels into an environment of its own.
 
-The other version is made of this one: the one before and the next one at the same time.
+The other version is this one, changed as installed: the one before and the next one at the same time.
 """
 
+import shutil
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
@@ -11,20 +12,19 @@ import pytest
 
 from tests.support.exporter import QUICK, serving
 from tests.support.listening import FAKE, environment
-from tests.support.packages import build_changed, built, install_both
+from tests.support.packages import built, install_both
 from tests.support.standin.library import GIB, StandIn
 from vramledger_agent import __version__
 
-AGENT = "exporter/agent/vramledger_agent"
+AGENT = "vramledger_agent"
 OTHER = "9.9.9"
 CHANGES = {
-    "pyproject.toml": (f"vramledger-agent=={__version__}", f"vramledger-agent=={OTHER}"),
     f"{AGENT}/__init__.py": (f'__version__ = "{__version__}"', f'__version__ = "{OTHER}"'),
     # Without the request 'reclaim', and with another.
     f"{AGENT}/protocol/messages.py": ('("reclaim", "snapshot")', '("snapshot", "weather")'),
     f"{AGENT}/commands/parser.py": ('"--allow-reclaim"', '"--allow-weather"'),
     f"{AGENT}/requests.py": ('"reclaim": (', '"weather": ('),
-    "exporter/vramledger/commands/reclaim.py": ('args.pid, "reclaim"', 'args.pid, "weather"'),
+    "vramledger/commands/reclaim.py": ('args.pid, "reclaim"', 'args.pid, "weather"'),
     # Without the collector, and with other entries and another framework.
     f"{AGENT}/session.py": (
         '"collector": collector_entry(),\n            "frameworks": [',
@@ -56,8 +56,17 @@ class Versions(NamedTuple):
 
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> Versions:
-    made = (built(tmp_path_factory), build_changed(tmp_path_factory.mktemp("other"), CHANGES))
-    return Versions(*(install_both(tmp_path_factory.mktemp("home"), dist) for dist in made))
+    made = Versions(*(install_both(tmp_path_factory.mktemp("home"), built(tmp_path_factory)) for _ in "12"))
+    (packages,) = made.other.parents[1].glob("lib/python3.*/site-packages")
+    for file, texts in CHANGES.items():
+        text = (packages / file).read_text(encoding="utf-8")
+        for old, new in zip(texts[::2], texts[1::2], strict=True):
+            assert old in text, f"{file} has no {old}"
+            text = text.replace(old, new)
+        (packages / file).write_text(text, encoding="utf-8")
+        # What pip has compiled may be as old to the second, and of a text as long.
+        shutil.rmtree((packages / file).parent / "__pycache__", ignore_errors=True)
+    return made
 
 
 @pytest.mark.parametrize(("agent", "exporter"), [("other", "this"), ("this", "other")])

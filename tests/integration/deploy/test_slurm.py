@@ -25,7 +25,6 @@ from tests.support.requirements import require_host_pid_namespace, require_root,
 from tests.support.slurm.daemons import step_daemon
 from tests.support.standin.library import GIB, Code, StandIn
 
-
 ROOT = Path(__file__).resolve().parents[3]
 JOB = 900_000_000 + os.getpid()
 """A job that no cluster has, and no other run of the tests."""
@@ -178,14 +177,6 @@ def test_a_mig_job_is_judged_on_its_instance(node: Node, standin: StandIn) -> No
     assert node.reason.startswith("vram GPU0")
 
 
-def test_a_leftover_drains_with_cause_and_holder_first(node: Node, standin: StandIn) -> None:
-    """The first 20 characters of the reason, all that sinfo shows, name the GPU, who and how much."""
-    standin.device(1).set_processes([(NOBODY, 20 * GIB)])
-    assert node.run("prolog.sh", SLURM_JOB_GPUS="0,1") == 1
-    assert node.reason[:20] == "vram GPU1 dead 20GiB"
-    assert node.reason.endswith(standin.device(1).uuid)
-
-
 @pytest.mark.thorough
 def test_a_driver_that_is_slow_once_drains_nothing(node: Node, standin: StandIn) -> None:
     """The driver is asked until the wait is over: one slow sample does not count."""
@@ -215,7 +206,7 @@ def test_a_prolog_that_cannot_drain_fails(node: Node, standin: StandIn, tmp_path
         assert node.run(script, SLURM_JOB_GPUS="0") == 1
 
 
-@pytest.mark.repeats(kept=3)
+@pytest.mark.repeats
 @pytest.mark.parametrize(
     ("script", "state"),
     [
@@ -235,12 +226,17 @@ def test_what_people_have_set_stays(node: Node, standin: StandIn, script: str, s
 
 
 def test_a_leftover_drains_once_and_is_not_resumed(node: Node, standin: StandIn) -> None:
-    """The epilog of a failed prolog keeps its reason; when the memory is free a person looks first."""
-    standin.device(0).set_processes([(NOBODY, GIB)])
-    assert node.run("prolog.sh", SLURM_JOB_GPUS="0") == 1
+    """The epilog of a failed prolog keeps its reason; when the memory is free a person looks first.
+
+    The first 20 characters of the reason, all that sinfo shows, name the GPU, who and how much.
+    """
+    standin.device(1).set_processes([(NOBODY, 20 * GIB)])
+    assert node.run("prolog.sh", SLURM_JOB_GPUS="0,1") == 1
     before = node.reason
-    assert node.run("epilog.sh", SLURM_JOB_GPUS="0") == 0
-    standin.device(0).set_processes([])
+    assert before[:20] == "vram GPU1 dead 20GiB"
+    assert before.endswith(standin.device(1).uuid)
+    assert node.run("epilog.sh", SLURM_JOB_GPUS="0,1") == 0
+    standin.device(1).set_processes([])
     assert node.run("health.sh") == 0
     assert (node.state, node.reason, len(node.updates)) == ("IDLE+DRAIN", before, 1)
 
@@ -359,7 +355,7 @@ def test_an_installation_is_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "status"),
-    [(("NOT_CLEAN=warn",), 0), (("UNKNOWN=warn",), 1), (("FLAGS+=(--owner=dead)",), 1)],
+    [(("NOT_CLEAN=warn",), 0), (("UNKNOWN=warn", "FLAGS+=(--owner=dead)"), 1)],
 )
 def test_policy_is_settings(node: Node, standin: StandIn, settings: tuple[str, ...], status: int) -> None:
     """With ``warn`` a prolog lets the job start and changes nothing; the other policy does not count."""
