@@ -25,7 +25,6 @@ from tests.support.requirements import require_host_pid_namespace, require_root,
 from tests.support.slurm.daemons import step_daemon
 from tests.support.standin.library import GIB, Code, StandIn
 
-
 ROOT = Path(__file__).resolve().parents[3]
 JOB = 900_000_000 + os.getpid()
 """A job that no cluster has, and no other run of the tests."""

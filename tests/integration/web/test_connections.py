@@ -9,7 +9,6 @@ import sys
 import zlib
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +18,7 @@ import pytest
 from aiohttp import http_parser
 from aiohttp.test_utils import make_mocked_request
 from aiohttp.web import BaseRequest, StreamResponse
+from msgspec.structs import replace
 
 from tests.support.builders import Shown, crowd
 from tests.support.certificates import Authority
