@@ -138,7 +138,7 @@ def pytest_collection_finish() -> None:
     if sys.version_info < (3, 14):
         gc.collect()
         gc.freeze()
-    gc.set_threshold(20_000, 20, 50)  # a tests' garbage is small; with 700 a fiftieth of all time went into searches
+    gc.set_threshold(20_000, 20, 50)  # with 700 a fiftieth of all time went into searches
     gc.enable()
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from vramledger.errors import UsageError
 from vramledger.model.holder_facts import HOLDER_FACTS
@@ -65,8 +66,7 @@ ALWAYS_COLLECTED: Mapping[str, str] = {
 """The collectors without a flag: verdicts need what they give. Their health is shown all the same."""
 
 
-@dataclass(frozen=True, slots=True)
-class ListenAddress:
+class ListenAddress(Struct, frozen=True):
     """Where the exporter listens: an empty host means every address, IPv4 and IPv6."""
 
     host: str
@@ -77,8 +77,7 @@ class ListenAddress:
         return f"{host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class PodConfig:
+class PodConfig(Struct, frozen=True):
     """Which labels of pods are read, and from where."""
 
     labels: tuple[str, ...]  # the allow-list, sorted
@@ -88,8 +87,7 @@ class PodConfig:
     credentials: Path = SERVICE_ACCOUNT  # folder with ``token`` and the authority ``ca.crt``
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingConfig:
+class SamplingConfig(Struct, frozen=True):
     """What the sampler needs to know; durations in seconds."""
 
     interval: float = 1.0  # from the start of one sample to the start of the next
@@ -103,8 +101,7 @@ class SamplingConfig:
     pods: PodConfig | None = None  # labels of pods; None to read none, and then nobody is asked for them
 
 
-@dataclass(frozen=True, slots=True)
-class StorageConfig:
+class StorageConfig(Struct, frozen=True):
     """Where the past is stored, and how much of it."""
 
     path: Path  # the directory
@@ -112,8 +109,7 @@ class StorageConfig:
     size: int = 512 * 2**20  # bytes that it may have
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
+class Config(Struct, frozen=True):
     """All settings of ``vramledger serve``."""
 
     listen: tuple[ListenAddress, ...] = (ListenAddress("", DEFAULT_PORT),)  # addresses to listen on

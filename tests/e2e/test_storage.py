@@ -19,7 +19,6 @@ from tests.support.standin.library import GIB, StandIn
 from tests.support.waiting import wait_until
 from vramledger.sampling.replay import read_recording
 
-
 IDLE_AFTER = 3.0
 
 

@@ -13,7 +13,6 @@ from tests.support import judging
 from tests.support.judging import Entry
 from vramledger.model.snapshot import Snapshot
 
-
 ENTRIES = judging.load()
 
 of_each_recording = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)

@@ -8,9 +8,10 @@ import shutil
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from tests.support.builders import Shown, failed
 from tests.support.chromium import Tab, chromium, tab

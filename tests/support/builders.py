@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import structs
@@ -163,12 +163,12 @@ def coherent_device() -> DeviceSnapshot:
     charge = Charge(held.pid, held.start, ("user", "ada"), held.state, held.held, held.wasted is True)
     owners = DeviceUsage(0).update([charge], ledger, 0.0, 5.0, kept_by_system=True)
     limit = OwnerLimit("user", "ada", "/user.slice", 20 * GIB, 19 * GIB, GIB, 9 * GIB)
-    return replace(ordinary, reading=reading, ledger=ledger, owner_usage=owners, limits=(limit,))
+    return structs.replace(ordinary, reading=reading, ledger=ledger, owner_usage=owners, limits=(limit,))
 
 
 def reread(device: DeviceSnapshot, **changes: Any) -> DeviceSnapshot:  # noqa: ANN401 any field of a reading
     """Return a device of which something else was read."""
-    return replace(device, reading=structs.replace(device.reading, **changes))
+    return structs.replace(device, reading=structs.replace(device.reading, **changes))
 
 
 def process(
@@ -283,7 +283,7 @@ class Shown:
 
 def rich_host() -> Snapshot:
     """Make a host with one working device, one with every problem, and all facts about both."""
-    orphan = replace(
+    orphan = structs.replace(
         holding(101, 900 * MIB, State.ORPHANED, sm=0.5, last_active=NOW),
         working=False, busy_without_work_since=NOW, uncharged=managed(MIB, 2 * MIB),
     )  # fmt: skip
@@ -319,9 +319,9 @@ def rich_host() -> Snapshot:
     pod = Owner("pod", "ml/train-0", "ml", "train-0")
     ranks = [process(pid, distributed=True) for pid in (102, 201)]
     processes = [process(101, distributed=True, owner=pod), *ranks, process(202, user="grace")]
-    return replace(
+    return structs.replace(
         snapshot(working, in_trouble(hoarded), coherent_device(), ASLEEP, processes=processes),
-        agents={101: replace(agent(working.reading.uuid), unmapped=1)},
+        agents={101: structs.replace(agent(working.reading.uuid), unmapped=1)},
         agent_socket=SOCKET,
         hidden_unreadable=3,
         ooms=OOMS,
@@ -339,10 +339,10 @@ def in_trouble(hoarded: DeviceSnapshot) -> DeviceSnapshot:
     assert hoarded.owner_usage is not None
     waiting = Reservation("pod", "ml/train-0", "kubelet", held=False)
     using = Reservation("user", "ada", "kubelet", held=True, user="ada", account="physics")
-    return replace(
+    return structs.replace(
         hoarded,
         ghost=True,
-        ledger=replace(hoarded.ledger, overlap=MIB),
+        ledger=structs.replace(hoarded.ledger, overlap=MIB),
         owner_usage=hoarded.owner_usage._replace(dropped=2),
         reservation_status=ReservationStatus((waiting, using), (202,), ("kubelet",)),
     )

@@ -1,6 +1,6 @@
 """A host whose names try to be markup, for the test and for the picture of it."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from tests.support.builders import MIB, device, holding, process, snapshot
 from vramledger.model.reading import HiddenHolder, Owner

@@ -20,15 +20,16 @@ serving/test_past_questions fuzz/test_http readers/hosts/test_driver_waits servi
 _COMPUTING = """
 dashboards/answers faults/test_detection faults/test_recorded agent/test_undisturbed alerts/test_situations
 alerts/test_many alerts/test_messages alerts/test_boundaries alerts/test_joins unit/storage/test_past_file
-deploy/test_kubernetes faults/test_demo agent/test_signals e2e/test_commands e2e/test_privileges alerts/test_rules
-unit/storage/test_past commands/test_doctor alerts/test_figures e2e/test_report unit/storage/test_queries
-agent/test_versions agent/test_equal readers/hosts/test_hidden_holders e2e/test_who_may_ask e2e/test_hostile
-alerts/test_routes alerts/test_clock e2e/test_sources e2e/test_fit commands/test_strangers alerts/test_inhibitions
-alerts/test_host_kinds unit/accounting/work/test_device_work repo/test_wording web/access/test_access_control
+deploy/test_kubernetes faults/test_demo agent/test_signals e2e/test_commands e2e/test_privileges
+alerts/test_rules unit/storage/test_past commands/test_doctor alerts/test_figures e2e/test_report
+unit/storage/test_queries agent/test_versions agent/test_equal readers/hosts/test_hidden_holders
+e2e/test_who_may_ask e2e/test_hostile alerts/test_routes alerts/test_clock e2e/test_sources e2e/test_fit
+commands/test_strangers alerts/test_inhibitions alerts/test_host_kinds unit/accounting/work/test_device_work
+repo/test_wording web/access/test_access_control
 """
 """What takes longest, measured with five workers on two cores, and of it what waits more than it computes.
 
-They begin first, in turn: so there is always one that computes while others wait, and short ones are left for the end.
+They begin first, in turn: so one computes while others wait, and short ones are left for the end.
 """
 
 

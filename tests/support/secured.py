@@ -4,11 +4,12 @@ import base64
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
 import bcrypt
+from msgspec.structs import replace
 
 from tests.support.builders import Shown, crowd
 from tests.support.certificates import Pair

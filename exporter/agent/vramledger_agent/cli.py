@@ -84,7 +84,7 @@ def run_command(
     words = sys.argv[1:] if argv is None else argv
     known = [word for word in words[:1] if word in commands]
     asked = known if known or words[:1] == ["--version"] else commands  # for scripts that ask it often
-    if argv is None:  # in a process of its own: what is imported stays, and looking for garbage in it is a fifth
+    if argv is None:  # our own process: what is imported stays; to look for garbage in it is a fifth
         gc.disable()
     top = make_parser(asked)
     args = top.parse_args(words)

@@ -10,8 +10,9 @@ is the reading's own, so a recording gives the same snapshots whenever it is rep
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from vramledger.accounting.agent_figures import AgentJoiner
 from vramledger.accounting.devices import (

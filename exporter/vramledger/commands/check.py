@@ -7,10 +7,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 
 import msgspec
+from msgspec.structs import replace
 
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.commands import samples

@@ -8,10 +8,11 @@ import socket
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from vramledger.agent_server.discovery import (
     NO_SOCKET,
@@ -39,8 +40,7 @@ from vramledger_agent.printable import printable
 FINE, LACK = True, False
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One thing that was checked; a ``limit`` is not a fault; ``remedy`` is empty where nothing helps."""
 
     good: bool

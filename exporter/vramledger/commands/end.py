@@ -7,7 +7,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from contextlib import aclosing, suppress
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from vramledger.accounting.owners.owner_usage import Key
 from vramledger.accounting.tracker import HoldingTracker

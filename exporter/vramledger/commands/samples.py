@@ -7,11 +7,11 @@ import os
 import time
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from vramledger import __version__
 from vramledger.accounting.devices import hidden_on

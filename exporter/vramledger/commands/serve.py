@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from dataclasses import fields
 from pathlib import Path
+
+from msgspec.structs import fields
 
 from vramledger.commands import arguments
 from vramledger.config import DEFAULT_PORT, Config, StorageConfig

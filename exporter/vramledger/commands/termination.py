@@ -12,7 +12,8 @@ import select
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from vramledger.accounting.owners.owner_usage import UNKNOWN, Key, owner_of
 from vramledger.errors import VramledgerError
@@ -29,8 +30,7 @@ _LONGEST_POLL = 86400.0
 """Seconds; poll takes milliseconds as a C int, which ends after 24 days."""
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """Which holders to end: who fits all selectors; working orphans only with ``working`` or by pid."""
 
     pids: frozenset[int] = frozenset()
@@ -45,8 +45,7 @@ class Selection:
         return State.ORPHANED in self.states and not self.working
 
 
-@dataclass(frozen=True, slots=True)
-class EndTarget:
+class EndTarget(Struct, frozen=True):
     """A selected holder, over all its devices."""
 
     pid: int  # its pid

@@ -17,7 +17,6 @@ import ssl
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from http import HTTPStatus
 from pathlib import Path
@@ -27,6 +26,8 @@ from urllib.parse import quote, urlsplit
 import aiohttp
 import msgspec
 from aiohttp.connector import Connection
+from msgspec import Struct
+from msgspec.structs import replace
 
 from vramledger.commands.interrupts import run_until_interrupted
 from vramledger.config import SERVICE_ACCOUNT, SamplingConfig
@@ -137,8 +138,7 @@ def read_recorded(text: str) -> Recorded | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class NodeMarks:
+class NodeMarks(Struct, frozen=True):
     """The marks of a node."""
 
     tainted: bool  # it has our taint
@@ -344,8 +344,7 @@ _KEY = re.compile(
 _NODE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class ExporterAddress:
+class ExporterAddress(Struct, frozen=True):
     """Where the exporter is, and how to be let in."""
 
     url: str  # its address

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 from vramledger.metrics.families import (
     DEVICE,
@@ -24,8 +23,7 @@ _WITHOUT_LEDGER = "when MIG divides the GPU, or NVML does not give its memory an
 _NOT_COUNTED_TWICE = f"{_WITHOUT_LEDGER}; and for a compute instance whose memory is counted under another"
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceFamily(Family):
+class DeviceFamily(Family, frozen=True):
     """A family with a sample for each device, or for each key (third label) of what ``read`` gives."""
 
     read: Callable[[DeviceSnapshot], Value]

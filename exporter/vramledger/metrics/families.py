@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from vramledger.model.snapshot import DeviceSnapshot, Holding, Snapshot
 
@@ -22,8 +23,7 @@ PROCESS_LISTS = "NVML's process lists"
 _UNITS = ("bytes_per_second", "bytes", "seconds", "ratio", "celsius", "watts", "joules", "hertz")
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(Struct, frozen=True):
     """One metric family of the contract."""
 
     name: str  # as on the text page, with ``_total`` or ``_info``
@@ -52,8 +52,7 @@ class Family:
         return next((unit for unit in _UNITS if self.base.endswith(f"_{unit}")), "")
 
 
-@dataclass(frozen=True, slots=True)
-class HolderFactFamily(Family):
+class HolderFactFamily(Family, frozen=True):
     """A family with a series for each holder of which a fact of ``model/holder_facts`` is known."""
 
     fact: str  # the field of the snapshot

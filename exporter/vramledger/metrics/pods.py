@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import lru_cache
+
+from msgspec.structs import replace
 
 from vramledger.metrics.families import PREFIX, Collected, Family
 from vramledger.model.snapshot import Snapshot

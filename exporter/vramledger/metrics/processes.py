@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from vramledger.metrics.families import (
     DEVICE,
@@ -26,8 +25,7 @@ OTHER = "other"
 _UNKNOWN_BYTES = "when NVML does not report the bytes of the process"
 
 
-@dataclass(frozen=True, slots=True)
-class HoldingFamily(Family):
+class HoldingFamily(Family, frozen=True):
     """A family with one sample for each holding."""
 
     read: Callable[[Holding], float | None]

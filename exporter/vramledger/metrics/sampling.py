@@ -6,7 +6,6 @@ import functools
 import json
 import platform
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import vramledger
@@ -27,8 +26,7 @@ from vramledger.model.snapshot import Snapshot
 CollectorHealth = Mapping[str, tuple[bool, float]]
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotFamily(Family):
+class SnapshotFamily(Family, frozen=True):
     """A family of the sample as a whole."""
 
     read: Callable[[Snapshot], Iterable[Sample]]

@@ -8,10 +8,9 @@ that. Its values are numbers: a recording is masked, and nobody would mask a tex
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 
 class KvCache(NamedTuple):
@@ -67,8 +66,7 @@ class ReadHolderFacts(Struct, frozen=True, omit_defaults=True, kw_only=True):
     ties: tuple[Ties, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownHolderFacts:
+class KnownHolderFacts(Struct, frozen=True, kw_only=True):
     """The same of those that certainly are holders, by pid; the fields of a snapshot."""
 
     kv_caches: Mapping[int, KvCache] = field(default_factory=dict)

@@ -5,7 +5,6 @@ What is read is checked, because the program at the other end may not be ours.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -97,8 +96,6 @@ def _mover(name: str, kind: inspect.Type, is_moved: Moved) -> Mover | None:  # n
         return _of_dict(_mover("", kind.value_type, is_moved))
     if isinstance(kind, inspect.StructType):
         return _of_object(msgspec.structs.replace, kind.fields, is_moved)
-    if isinstance(kind, inspect.DataclassType):
-        return _of_object(dataclasses.replace, kind.fields, is_moved)
     if isinstance(kind, inspect.NamedTupleType):
         return _of_object(lambda value, **changes: value._replace(**changes), kind.fields, is_moved)
     return None

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
 import msgspec
+from msgspec import Struct, field
 
 from vramledger.model.agent_report import AgentReport, AgentSocket, ReportedRank
 from vramledger.model.holder_facts import KnownHolderFacts
@@ -111,8 +111,7 @@ class LeftBytes(NamedTuple):
     why: str  # the evidence, one clause
 
 
-@dataclass(frozen=True, slots=True)
-class Holding:
+class Holding(Struct, frozen=True):
     """The bytes that one process has on one device."""
 
     pid: int  # as NVML lists it
@@ -163,8 +162,7 @@ class Holding:
         return self.state in WASTED_STATES
 
 
-@dataclass(frozen=True, slots=True)
-class Ledger:
+class Ledger(Struct, frozen=True):
     """A device's ledger, bytes: total = free + driver_reserved + operating_system + states + unattributed."""
 
     total: int  # all memory of the device
@@ -265,8 +263,7 @@ class ReservationStatus(NamedTuple):
     schedulers: tuple[str, ...]  # the schedulers that manage it
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceSnapshot:
+class DeviceSnapshot(Struct, frozen=True):
     """One device of a snapshot."""
 
     reading: DeviceReading  # what the driver reported
@@ -321,8 +318,7 @@ class DeviceSnapshot:
         return str(self.reading.index), self.reading.uuid
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessSnapshot:
+class ProcessSnapshot(Struct, frozen=True):
     """One holder, over all devices."""
 
     pid: int  # as NVML lists it
@@ -363,8 +359,7 @@ class Pool(NamedTuple):
         return REPORTING_FRAMEWORKS[self.framework].general_figures(self.figures)
 
 
-@dataclass(frozen=True, slots=True)
-class AgentSnapshot:
+class AgentSnapshot(Struct, frozen=True):
     """What one process' agent reports."""
 
     up: bool  # it reports, and nothing in it failed lately
@@ -412,8 +407,7 @@ def _sum(parts: Iterable[int | None]) -> int | None:
     return sum(known) if values and len(known) == len(values) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot(KnownHolderFacts):
+class Snapshot(KnownHolderFacts, frozen=True):
     """The newest finished sample, and the state of sampling; also what :mod:`holder_facts` declares."""
 
     serial: int = 0  # grows by one with each published snapshot, so a render can be shared

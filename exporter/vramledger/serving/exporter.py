@@ -18,12 +18,12 @@ from contextlib import (
     nullcontext,
     suppress,
 )
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 import vramledger
 from vramledger import __version__

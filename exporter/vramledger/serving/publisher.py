@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from vramledger.model.snapshot import Snapshot
 from vramledger.views.hidden_names import HiddenNames

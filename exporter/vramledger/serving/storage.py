@@ -17,11 +17,12 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import asdict
 from io import FileIO
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
+
+from msgspec.structs import asdict
 
 from vramledger.accounting.tracker import HoldingTracker
 from vramledger.config import SamplingConfig, StorageConfig

@@ -14,9 +14,11 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from vramledger.accounting.owners.reservations import fits
 from vramledger.accounting.tracker import HoldingTracker
@@ -51,8 +53,7 @@ JobsOf = Callable[[int], Collection[str]]
 """Return the jobs to which a process may belong."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmQuestion:
+class SlurmQuestion(Struct, frozen=True):
     """What a script asks."""
 
     # the devices to judge, as Slurm's configuration names them; None for all of the host
@@ -196,8 +197,7 @@ ATTEMPTS = 3
 _CONTEXTS = ("prolog", "epilog", "health")
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmJob:
+class SlurmJob(Struct, frozen=True):
     """The job of slurmd's script, by its environment; ``gpus`` is empty without any and in a health check."""
 
     number: str = ""

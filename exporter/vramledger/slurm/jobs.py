@@ -11,10 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct, field
 
 from vramledger.model.reading import ProcessRow
 from vramledger.model.records import RecordError, read_record
@@ -139,8 +139,7 @@ _VARIABLES = frozenset({"SLURM_JOB_ID"})
 _MAX_ANCESTORS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class NodeJobs:
+class NodeJobs(Struct, frozen=True):
     """The jobs of this host."""
 
     # those with a step daemon, with the start of the first of them in clock ticks since boot

@@ -7,8 +7,10 @@ node on which jobs run, :func:`find_leftovers` says only what no running job acc
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from vramledger.accounting.owners.owner_usage import UNKNOWN, Key, owner_of
 from vramledger.accounting.owners.reservations import is_roots_mps_server, mps_user
@@ -31,8 +33,7 @@ _SMALL = 2**30 // 100
 """Below this, bytes in GiB would be shown as 0.00."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckTolerance:
+class CheckTolerance(Struct, frozen=True):
     """What a clean device may have: live processes of ``owners`` (names or ``TYPE:NAME``) are allowed."""
 
     leftover: int = MAX_LEFTOVER
@@ -47,8 +48,7 @@ class SearchExtent(NamedTuple):
     unreadable: int
 
 
-@dataclass(frozen=True, slots=True)
-class CheckReason:
+class CheckReason(Struct, frozen=True):
     """One finding about a device, which is then not clean if it ``counts``.
 
     With ``doubt`` it says what is not known, and the device is not called clean either. ``start`` is when
@@ -64,8 +64,7 @@ class CheckReason:
     start: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CheckResult:
+class CheckResult(Struct, frozen=True):
     """The result for one device; ``searched``: we looked for hidden holders in every process."""
 
     gpu: str

@@ -11,11 +11,11 @@ import hashlib
 import re
 import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from vramledger.accounting.uncharged.tracker import rename_creators
 from vramledger.model.agent_report import AgentReport

@@ -11,11 +11,11 @@ import gzip
 import hashlib
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 from aiohttp import hdrs, web
+from msgspec import Struct
 
 from vramledger import __version__
 from vramledger.views.colours import PARTS
@@ -43,8 +43,7 @@ _SECURITY_HEADERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PageFile:
+class PageFile(Struct, frozen=True):
     """One file, ready to be sent."""
 
     content_type: str

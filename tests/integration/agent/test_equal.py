@@ -249,7 +249,8 @@ print([str(each).split(" at ")[0] for each in sys.meta_path if type(each).__name
 import os, subprocess, sys
 {framework}
 # What the agent opens for a moment, while it looks for its exporter, is not there each time.
-print(min((sorted(map(int, os.listdir("/proc/self/fd")))[:-1] for _ in range(99)), key=len), os.getcwd(), os.umask(0), os.nice(0))
+opened = (sorted(map(int, os.listdir("/proc/self/fd")))[:-1] for _ in range(99))
+print(min(opened, key=len), os.getcwd(), os.umask(0), os.nice(0))
 lines = open("/proc/self/status").read().splitlines()  # without the C library's own signals of threads
 signals = [line.split() for line in lines if line[:6] in ("SigIgn", "SigCgt", "SigBlk")]
 print([int(mask, 16) & 0x7fffffff for _, mask in signals])

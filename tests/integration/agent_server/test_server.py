@@ -6,13 +6,13 @@ import json
 import os
 import socket
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from tests.integration.agent_server.conftest import ME, Running
 from tests.support.agent_client import connect, report, send, torch

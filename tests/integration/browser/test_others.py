@@ -2,10 +2,10 @@
 
 import asyncio
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.integration.browser.conftest import Looking, violations
 from tests.support.builders import NOW, Shown, crowd

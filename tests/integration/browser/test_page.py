@@ -1,9 +1,8 @@
 """The live page does what it promises, in a real browser."""
 
-from dataclasses import replace
-
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from tests.integration.browser.conftest import Looking, violations
 from tests.support.builders import (

@@ -7,11 +7,11 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.builders import MIB, device, failed, holding, managed, process, reread, snapshot
 from tests.support.exporter import run

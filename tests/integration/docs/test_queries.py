@@ -5,10 +5,10 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from docs.src.generate import DOCS, queries
 from tests.support import builders

@@ -9,12 +9,12 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 
 from tests.support.builders import Shown, device, holding, snapshot
 from tests.support.certificates import Authority, Pair

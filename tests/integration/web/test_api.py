@@ -2,10 +2,10 @@
 
 import gzip
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.builders import MIB, Shown, agent, crowd, device, failed, holding, process, snapshot
 from tests.support.serving import LOOPBACK, served

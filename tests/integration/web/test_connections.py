@@ -8,7 +8,6 @@ import subprocess
 import sys
 import zlib
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 from aiohttp import http_parser
 from aiohttp.test_utils import make_mocked_request
 from aiohttp.web import BaseRequest, StreamResponse
+from msgspec.structs import replace
 
 from tests.support.builders import Shown, crowd
 from tests.support.certificates import Authority

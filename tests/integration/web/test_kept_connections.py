@@ -4,11 +4,11 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.builders import Shown, crowd
 from tests.support.secured import USERS, write_config

@@ -3,11 +3,11 @@
 import gzip
 import re
 import socket
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urljoin
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.builders import Shown, crowd
 from tests.support.serving import LOOPBACK, Answer, Client, served

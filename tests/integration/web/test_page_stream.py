@@ -5,11 +5,11 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 
 from tests.support.builders import MIB, NOW, Shown, agent, crowd, device, failed, holding, snapshot
 from tests.support.serving import served, until_answered

@@ -5,9 +5,9 @@ import gzip
 import socket
 import threading
 from contextlib import AbstractAsyncContextManager, ExitStack
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.builders import Shown, crowd, failed
 from tests.support.serving import HEALTH, LOOPBACK, Client, connected, served, until, until_answered

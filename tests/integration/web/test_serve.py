@@ -6,9 +6,9 @@ import logging
 import resource
 import socket
 from contextlib import AsyncExitStack
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.builders import Shown
 from tests.support.requirements import do_without

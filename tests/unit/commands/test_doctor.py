@@ -1,11 +1,11 @@
 """What doctor concludes from a reading."""
 
-import dataclasses
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from msgspec.structs import replace
 
 from tests.support import builders
@@ -140,9 +140,9 @@ def test_what_is_never_told_is_said() -> None:
 
 def test_the_exporter_speaks_for_itself() -> None:
     """What counts is what the running exporter has, not what the shell of this command could have."""
-    shown = dataclasses.replace(builders.snapshot(builders.device(0, [])), collectors=RUNS)
+    shown = structs.replace(builders.snapshot(builders.device(0, [])), collectors=RUNS)
     assert "GpuXidError" not in limits(_with(FULL, collectors={}), shown)
-    assert "GpuMemoryDead" in limits(_with(FULL), dataclasses.replace(shown, host_pid_namespace=False))
+    assert "GpuMemoryDead" in limits(_with(FULL), structs.replace(shown, host_pid_namespace=False))
 
 
 def test_every_alert_that_is_named_exists() -> None:

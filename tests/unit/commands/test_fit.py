@@ -3,7 +3,6 @@
 import json
 import re
 import tracemalloc
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from msgspec.structs import replace
 
 from tests.support.builders import GIB, MIB, TOTAL, agent, device, holding, process, snapshot
 from tests.support.sure import sure

@@ -1,10 +1,10 @@
 """How a Kubernetes node is marked, from answers of the exporter and the marks that it has."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from tests.support.builders import device, holding, process, snapshot
 from tests.support.sure import sure

@@ -4,12 +4,12 @@ import logging
 import os
 import re
 from collections import Counter
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from tests.support import builders
 from tests.support.builders import ASLEEP, MIB, crowd, device, failed, holding, managed, process, snapshot

@@ -1,7 +1,8 @@
 """A scrape gets the newest snapshot, and never one that is too old."""
 
 import asyncio
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from vramledger.model.snapshot import Snapshot
 from vramledger.serving.publisher import SnapshotPublisher

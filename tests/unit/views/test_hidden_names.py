@@ -3,10 +3,10 @@
 import json
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support import builders
 from tests.support.builders import GIB

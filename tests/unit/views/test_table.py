@@ -4,13 +4,13 @@ import json
 from collections.abc import Iterator
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import msgspec
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from tests.support.builders import (
     GIB,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
 from itertools import chain
 from typing import Any, cast
 
 import msgspec
 from msgspec import structs
+from msgspec.structs import replace
 
 from vramledger.accounting.holders import policies, states
 from vramledger.accounting.holders.matching import has_other_program

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from vramledger.model.reading import (
     CgroupLimit,
@@ -82,8 +84,7 @@ def mps_clients(device: DeviceReading, rows: Mapping[int, ProcessRow], facts_of:
     return frozenset(pid for pid, facts in known.items() if facts and facts.uid in served)
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerGrants:
+class SchedulerGrants(Struct, frozen=True):
     """Hold what the schedulers of one reading have granted, ready for each device.
 
     ``lost`` are the grants with an id that fits no device of the reading. ``read`` is the monotonic time at

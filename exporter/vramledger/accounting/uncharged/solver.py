@@ -7,10 +7,10 @@ that the others cannot have, that much is certainly its own. Nothing here rememb
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from vramledger.accounting.owners.owner_usage import SETTLE
 from vramledger.model.device_signs import LEAST_BYTES, MIB
@@ -123,8 +123,7 @@ Source = Identity | Left | str
 _UNWATCHED, _UNKNOWN = "unwatched", "unknown"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Sources:
+class Sources(Struct, frozen=True, eq=False):
     """Who can have the uncharged bytes of a pool in one sample."""
 
     pool: MemoryPool  # the pool

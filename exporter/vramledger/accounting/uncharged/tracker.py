@@ -16,8 +16,9 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from vramledger.accounting.agent_figures import AgentJoiner
 from vramledger.accounting.holders.matching import HoldingTable

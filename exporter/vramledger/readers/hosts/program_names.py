@@ -20,7 +20,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from vramledger_agent.printable import printable
 
@@ -30,8 +31,7 @@ REPLACEMENT = "\ufffd"
 """Replaces a character that is not printable."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Interpreter:
+class _Interpreter(Struct, frozen=True):
     """How to read an interpreter's options."""
 
     # letters (or long options) whose value is program text, which has no name

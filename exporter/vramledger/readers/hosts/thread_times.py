@@ -17,8 +17,9 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
+
+from msgspec import Struct
 
 from vramledger.model.reading import DeviceReading, ProcessRow, ThreadTimes
 from vramledger.readers.collector import Collector, Context, Health, Part
@@ -57,8 +58,7 @@ _Figures = tuple[float | None, int]
 """CPU seconds since the thread's start, None without ``schedstat``; and how often it ran."""
 
 
-@dataclass(slots=True)
-class _Look:
+class _Look(Struct):
     """One look at all threads of a process; ``threads`` is None if some could not be read."""
 
     begun: float
@@ -68,8 +68,7 @@ class _Look:
     by_switches: bool
 
 
-@dataclass(slots=True)
-class _LookedAt:
+class _LookedAt(Struct):
     """A process, the newest complete look at it, and whether it may have done nothing until then."""
 
     row: ProcessRow
@@ -79,8 +78,7 @@ class _LookedAt:
     sleeps: bool = False
 
 
-@dataclass(slots=True)
-class _Ran:
+class _Ran(Struct):
     """A thread that ran between two looks."""
 
     thread: int
@@ -88,8 +86,7 @@ class _Ran:
     runs: int
 
 
-@dataclass(slots=True)
-class _Sum:
+class _Sum(Struct):
     """What the threads that are neither the main nor the driver's one did."""
 
     cpu: float | None = 0.0

@@ -18,8 +18,9 @@ another one. Then its first cgroup must be gone too.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from vramledger.model.reading import Owner
 from vramledger.readers.owners.cgroups import CgroupPlace, hierarchy_paths, parse_cgroup
@@ -59,8 +60,7 @@ class _Mark(NamedTuple):
 _Listings = dict[str, DirectoryListing | None]
 
 
-@dataclass(slots=True)
-class WatchedProcess:
+class WatchedProcess(Struct):
     """One process whose owner can end: its first cgroup, the marks seen, the checks that missed.
 
     ``started`` is the Unix time of its start. ``seen`` has the identity of the directory in which a mark was.

@@ -26,11 +26,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from vramledger.kubernetes.pods import PodNames, parse_runtime_name, read_pod_names
@@ -153,8 +153,7 @@ class _ResolvedFacts(NamedTuple):
     resolved: ResolvedOwner
 
 
-@dataclass(slots=True)
-class _Holder:
+class _Holder(Struct):
     """What is remembered of a process that holds memory."""
 
     facts: ProcessFacts

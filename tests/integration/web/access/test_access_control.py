@@ -6,13 +6,13 @@ import os
 import re
 import ssl
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from textwrap import indent
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 
 from tests.support.builders import Shown
 from tests.support.certificates import Authority

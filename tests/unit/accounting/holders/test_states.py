@@ -1,9 +1,9 @@
 """The states: their rules on relations that were measured, and how long they last."""
 
-import dataclasses
 from typing import Any
 
 import pytest
+from msgspec import structs
 from msgspec.structs import replace
 
 from tests.support import builders
@@ -400,7 +400,7 @@ def test_an_orphan_that_stops_working_wastes_its_memory_from_the_idle_threshold_
 )  # fmt: skip
 def test_what_is_not_known_is_no_zero(state: State, working: bool | None, wasted: int, perhaps: int) -> None:
     """Memory that is perhaps wasted, perhaps not, has a figure of its own."""
-    one = builders.device(0, [dataclasses.replace(builders.holding(7, 10 * GIB, state), working=working)])
+    one = builders.device(0, [structs.replace(builders.holding(7, 10 * GIB, state), working=working)])
     known = [True] if wasted else [None] if perhaps else [False]
     assert (one.wasted, one.perhaps_wasted) == (wasted, perhaps)
     assert [each.wasted for each in one.holdings] == known
