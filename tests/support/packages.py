@@ -2,11 +2,9 @@
 
 import fcntl
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -43,24 +41,6 @@ def built(factory: pytest.TempPathFactory) -> Path:
         if not (home / "dist").exists():
             build_all(factory.mktemp("building")).rename(home / "dist")
     return home / "dist"
-
-
-def build_changed(work: Path, edits: Mapping[str, Sequence[str]]) -> Path:
-    """Build both wheels of a copy with changed files: an old text and a new one, and so on."""
-    names = ("pyproject.toml", "README.md", "LICENSE", "exporter", "deploy/share", "alerts")
-    for name in names:
-        copy = shutil.copytree if (PROJECT / name).is_dir() else shutil.copy
-        (work / name).parent.mkdir(parents=True, exist_ok=True)
-        copy(PROJECT / name, work / name)
-    for file, texts in edits.items():
-        text = (work / file).read_text(encoding="utf-8")
-        for old, new in zip(texts[::2], texts[1::2], strict=True):
-            assert old in text, f"{file} has no {old}"
-            text = text.replace(old, new)
-        (work / file).write_text(text, encoding="utf-8")
-    for source in SOURCES:
-        build(work / source.relative_to(PROJECT), work / "dist", "wheel")
-    return work / "dist"
 
 
 def make_environment(home: Path) -> Path:

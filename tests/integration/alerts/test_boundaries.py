@@ -1,5 +1,6 @@
 """Each alert at each of its thresholds, and at the end of its ``for``."""
 
+import math
 import re
 import shutil
 import subprocess
@@ -14,9 +15,9 @@ import yaml
 from tests.support.alerts.boundaries import boundaries
 from tests.support.alerts.boundary import Boundary
 from tests.support.alerts.nodes import Node
-from tests.support.alerts.promtool import ALERTS, EVALUATION, alerts_over_time
+from tests.support.alerts.promtool import ALERTS, EVALUATION, STEP, alerts_over_time
 from tests.support.alerts.shipped import RULES, TABLE, WAITS, name_of, thresholds, watched_for
-from tests.support.faults.evaluation import Manager, Samples, ask
+from tests.support.faults.evaluation import Manager, ask
 from tests.support.faults.rules import alerts
 from tests.support.requirements import VERSIONS, require_version
 from tests.support.selected import selected_cases
@@ -60,30 +61,24 @@ def rule_activity(table: Mapping[int, Boundary], folder: Path, version: str, hom
         for name, node in ((f"quiet {index}", each.quiet), (f"fires {index}", each.fires)):
             nodes[name], about[name] = (node, watched_for(each)), RULES[each.rule]["alert"]
     longest = max(minutes for _, minutes in nodes.values())
-    steps = [step * EVALUATION / 60 for step in range(int(longest * 60 / EVALUATION) + 1)]
     seen: dict[tuple[str, str], Activity] = {}
-    _note(alerts_over_time(nodes, steps, folder, version, Manager(EVALUATION, home), about), nodes, seen)
-    return {key: Activity(sorted(set(each.at_all)), sorted(set(each.firing))) for key, each in seen.items()}
-
-
-def _note(
-    samples: Samples, nodes: Mapping[str, tuple[Node, float]], seen: dict[tuple[str, str], Activity]
-) -> None:
-    for key, times in samples.items():
+    fired = alerts_over_time(nodes, range(int(longest) + 1), folder, version, Manager(STEP, home), about)
+    for key, times in fired.items():
         labels = dict(key)
         own = [
-            labels[name]
-            for name in ("severity", "blind", "told_by", "answers", "holder", "whose")
-            if name in labels
+            labels[each]
+            for each in ("severity", "blind", "told_by", "answers", "holder", "whose")
+            if each in labels
         ]
-        node = labels.get("instance", "")
-        if node not in nodes:
+        name = labels.get("instance", "")
+        if name not in nodes:
             continue  # it is about all of them together
-        about = seen.setdefault((node, "-".join([labels["alertname"], *own])), Activity([], []))
-        watched = [at / 60 for at in times if at / 60 <= nodes[node][1]]
-        about.at_all.extend(watched)
+        activity = seen.setdefault((name, "-".join([labels["alertname"], *own])), Activity([], []))
+        watched = [at / 60 for at in times if at / 60 <= nodes[name][1]]
+        activity.at_all.extend(watched)
         if labels["alertstate"] == "firing":
-            about.firing.extend(watched)
+            activity.firing.extend(watched)
+    return {key: Activity(sorted(set(each.at_all)), sorted(set(each.firing))) for key, each in seen.items()}
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +139,7 @@ def test_boundary(index: int, watched: tuple[list[Boundary], ActivityByNode]) ->
     assert fires.firing, "it fires"
     if begins is not None:
         assert quiet.at_all == []
-        assert fires.at_all[0] == begins
+        assert fires.at_all[0] == math.ceil(begins)
     assert fires.firing[0] == fires.at_all[0] + WAITS[rule]
 
 
@@ -152,15 +147,15 @@ def test_absence_at_its_boundary(tmp_path: Path) -> None:
     """The alert that there is no exporter fires when ``for`` is over, not earlier."""
     wait = WAITS["VramLedgerAbsent-page"]
     steps = [step * EVALUATION for step in range(int(wait * 60 / EVALUATION) + 2)]
-    length = len(steps) * 2
     query = 'ALERTS{alertname="VramLedgerAbsent",alertstate="firing"}'
     for up, expected in (
         ('up{job="other"}', [wait * 60, wait * 60 + EVALUATION]),
         ('up{job="vramledger"}', []),
     ):
         for version in VERSIONS:
-            manager = Manager(EVALUATION, promtool=require_version("promtool", version))
-            found = ask(query, steps, [(up, f"0x{length}")], tmp_path, manager)
+            promtool = require_version("promtool", version)
+            manager = Manager(EVALUATION, promtool=promtool, alerts=["VramLedgerAbsent"])
+            found = ask(query, steps, [(up, f"0x{2 * len(steps)}")], tmp_path, manager)
             assert [at for times in found.values() for at in times] == expected
 
 

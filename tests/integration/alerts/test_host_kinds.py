@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support import judging
-from tests.support.alerts.promtool import alert_names, firing_labels
+from tests.support.alerts.promtool import SELDOM, alert_names, firing
 from tests.support.host.model import GIB
 from tests.support.host.scrapes import Renderer
 from vramledger.model.snapshot import Snapshot
@@ -58,9 +58,8 @@ def by_host(folder: Path, names: Iterable[str]) -> Mapping[str, set[tuple[str, s
     """Return the alerts of each host after hours: name and pid, which is empty where it names no process."""
     series = [each for name in names for each in steady(name, last(name))]
     found: dict[str, set[tuple[str, str]]] = {name: set() for name in names}
-    (fires,) = firing_labels(folder, series, [MINUTES - 5])
-    for labels in fires:
-        found[labels["instance"]].add((labels["alertname"], labels.get("pid", "")))
+    for name, labels, _ in firing(folder, series, MINUTES - 6, step=SELDOM):
+        found[labels["instance"]].add((name, labels.get("pid", "")))
     return found
 
 

@@ -16,7 +16,7 @@ def alerts(folder: Path, far: Node, name: str) -> list[Alert]:
     """Return the alerts of a name about a job on the nodes n0 and n7."""
     nodes = {"n0": NEAR, "n7": far}
     series = [each for own, node in nodes.items() for each in replace(node, instance=own).series(40)]
-    return firing(folder, series, 36, about={name})
+    return firing(folder, series, 36, about={name}, step=120)
 
 
 def test_the_page_says_who_waits_for_whom(tmp_path: Path) -> None:

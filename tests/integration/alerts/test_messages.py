@@ -32,8 +32,9 @@ OTHERS: Sequence[Mapping[str, object]] = (
 )
 """How the holders of a node are too: with fractions of time, and with long and missing names."""
 
-MINUTES = (8, 17, 26, 35, 45)
-"""When is looked: some alerts fire for ten minutes only."""
+LEAKS = {"GpuMemoryLeakSuspected"}
+MINUTES, EVERY = (8, 18, 26, 36, 46), 120
+"""When is looked, as some alerts fire for ten minutes only; and the seconds between evaluations."""
 
 
 @pytest.fixture(
@@ -59,7 +60,9 @@ def alerts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
                 holders=[replace(holder, **other) for holder in node.holders],  # type: ignore[arg-type]
             ).series(looks[-1])
         )
-        found += firing(tmp_path_factory.mktemp("messages"), series, *looks)
+        found += firing(tmp_path_factory.mktemp("messages"), series, *looks, step=EVERY)
+    leak = Node([replace(LEAK, **OTHERS[1])], instance="leak").series(45)  # type: ignore[arg-type]
+    found += firing(tmp_path_factory.mktemp("messages"), leak, 45, about=LEAKS)  # its span needs every round
     assert {(rule["alert"], rule["labels"]["severity"]) for rule in (RULES[name] for name in first)} <= {
         (each.name, each.labels["severity"]) for each in found
     }
@@ -135,7 +138,7 @@ def test_a_message_leads_to_its_dashboard(alerts: list[Alert]) -> None:
 
 def test_growth_says_how_fast_and_how_long(tmp_path: Path) -> None:
     """Growth comes with its span, and with the time that is left at this pace."""
-    [alert] = firing(tmp_path, Node([LEAK]).series(45), 45)
+    [alert] = firing(tmp_path, Node([LEAK]).series(45), 45, about=LEAKS)
     text = alert.annotations["description"]
 
     assert alert.name == "GpuMemoryLeakSuspected"
@@ -170,7 +173,8 @@ SAID = {
 def test_alerts_and_reports_say_the_same(tmp_path: Path) -> None:
     """A name is as readable in the text of an alert as in a mail, and as harmless."""
     named = [replace(IDLE, pid=7 + place, command=name) for place, name in enumerate(SAID)]
-    said = [each.annotations["description"] for each in firing(tmp_path, Node(named).series(12), 12)]
+    found = firing(tmp_path, Node(named).series(12), 12, about={"GpuMemoryHoarded"})
+    said = [each.annotations["description"] for each in found]
 
     assert {name: plain(name) for name in SAID} == SAID
     assert {text for each in said for text in re.findall(r"pid \d+ \((.*?)\) of", each)} == {*SAID.values()}
@@ -204,7 +208,8 @@ def test_the_link_leads_to_an_exporter_that_answers(
     series: dict[str, str], link: str, tmp_path: Path
 ) -> None:
     """If the alert's own exporter cannot answer, the link leads to another one, or is missing."""
-    [alert] = firing(tmp_path, [{"series": name, "values": values} for name, values in series.items()], 18)
+    given = [{"series": name, "values": values} for name, values in series.items()]
+    [alert] = firing(tmp_path, given, 18, about={"VramLedgerExporterDown", "VramLedgerAbsent"})
 
     assert alert.annotations["runbook_url"] == link
 

@@ -164,7 +164,7 @@ def test_rules_follow_the_settings(version: str, tmp_path: Path) -> None:
     assert [found for each in queries for found in re.findall(raw, each)] == []
     for env, fires in (("prod", True), ("test", False)):
         case = {
-            "rule_files": [str(rules)],
+            "rule_files": [str(rules)], "evaluation_interval": "4m",
             "tests": [{
                 "interval": "15s",
                 "input_series": Node([DEAD], relabel=with_labels(env=env, team="ml")).series(12),

@@ -13,9 +13,11 @@ import yaml
 from tests.support.alerts.promtool import ALERTS, RULE_FILES, rules
 from tests.support.dashboards.files import all_queries
 from tests.support.requirements import VERSIONS, require_version
+from vramledger.cli import parser
 from vramledger.commands.alert_settings import Override, given_settings, read_content, read_settings
 from vramledger.commands.rules import read_sources, render_expression
 from vramledger.metrics.contract import FAMILIES
+from vramledger_agent.errors import VramledgerError
 
 RULES = rules()
 ALERTING = [rule for rule in RULES if "alert" in rule]
@@ -222,6 +224,9 @@ def test_a_wrong_threshold_of_the_repository_is_explained(tmp_path: Path) -> Non
 
     assert done.returncode == 2
     assert re.match(r"alerts/thresholds.yml: .*is not a threshold; write a number.*\n$", done.stderr)
+    done = vramledger_rules("--thresholds", "-", given="words")
+    assert (done.returncode, done.stdout) == (2, ""), "no rule is written"
+    assert re.fullmatch(r"vramledger: standard input: 'words' has no keys.*\n", done.stderr)
 
 
 def vramledger_rules(*arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
@@ -289,7 +294,6 @@ def test_without_a_file_the_command_writes_the_rules_of_the_repository() -> None
         ("labels: cluster", "labels: 'cluster' is not a list"),
         ("job: [a]", "job: ['a'] is not a text"),
         ("a: [", "it is not YAML"),
-        ("words", "'words' has no keys"),
         ("defaults: {hoarded_idle: 1 hour}", "defaults: hoarded_idle: '1 hour' is not a threshold"),
         ("runbooks: 'http://{node}/{alert}'", "runbooks: "),
         ("alert_prefix: a b", "alert_prefix: 'a b' cannot be used; write it like Acme"),
@@ -302,14 +306,15 @@ def test_without_a_file_the_command_writes_the_rules_of_the_repository() -> None
         ),
     ],
 )  # fmt: skip
-def test_an_error_of_the_command_names_the_key(text: str, complaint: str) -> None:
-    """One line has the place in the file and what is allowed there; no rule is written."""
-    done = vramledger_rules("--thresholds", "-", given=text)
+def test_an_error_of_the_command_names_the_key(text: str, complaint: str, tmp_path: Path) -> None:
+    """One line has the place in the file and what is allowed there."""
+    file = tmp_path / "mine.yml"
+    file.write_text(text, encoding="utf-8")
+    args = parser().parse_args(["rules", "--thresholds", str(file)])
+    with pytest.raises(VramledgerError, match=rf"\A{file}: .*\Z") as raised:
+        args.run(args)
 
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("vramledger: standard input: ")
-    assert complaint in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert complaint in str(raised.value)
 
 
 RULE = """

@@ -93,7 +93,7 @@ def test_its_alerts_arrive(require_tool: Callable[[str], Path], tmp_path: Path) 
     require_tool("promtool")
     trace = play(demo_recording(), rules.families(), Trace("demo"))
     begun: dict[tuple[str, str, str], float] = {}
-    for firing in evaluate([trace], tmp_path, Manager(60.0)):
+    for firing in evaluate([trace], tmp_path, Manager(60.0, alerts={alert for alert, _, _ in FIRES})):
         begun.setdefault((firing.alert, firing.severity, firing.labels.get("pid", "")), firing.begin / 60)
 
     assert {key: minute for key, minute in FIRES.items() if begun.get(key, 99) > minute} == {}

@@ -161,7 +161,7 @@ EXPORTERS = [
         extra={SECOND_UP: gone(20, 24.5)}), minutes=200),
     Situation("a node with a GPU that is gone is taken out of service: the page ends",
         Node(gpus=2, extra={UP: changing_at(10, 1, None), "up{NODE}": changing_at(14, 1, None)},
-        missing=lambda minute: minute >= 14), "GpuDeviceLost-p", 45),
+        missing=lambda minute: minute >= 14), "GpuDeviceLost-p 13..15 to 36..40", 45),
     Situation("a GPU answers four of six minutes: paged once, without a pause",
         Node(extra={UP: lambda m: float(m % 6 < 4 or m > 90)}), "GpuDeviceLost-p 5..9 to 90..110"),
     Situation("a GPU is lost, then for a sample of every ten minutes: the page ends",

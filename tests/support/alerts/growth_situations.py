@@ -128,7 +128,7 @@ GROWTH = [
         Node([torch(grows(1))], extra=coherent(lambda m: max(0, 50 - m),
         free=lambda m: max(0, 90 - max(m, 50)))), f"{LEAKS}, {FILLS}{FILLING}", 86),
     Situation("managed memory that grows: told", Node([Holder(7, 0.5, managed=grows(0.25))]),
-        "GpuMemoryGrowing-w", 45),
+        "GpuMemoryGrowing-w 40..45", 45),
     Situation("managed memory that fills the GPU, and runs nobody out of memory: told, and nobody is woken",
         Node([Holder(7, 0.5, managed=grows(1))]), "GpuMemoryGrowing-w" + FILLING, 86),
     Situation("growth beside managed memory, which gives way before an allocation fails: told",

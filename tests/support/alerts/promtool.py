@@ -23,6 +23,9 @@ EVALUATION = 30
 STEP = 60
 """The same, the interval of most groups: what asks about whole minutes alone then takes half the time."""
 
+SELDOM = 240
+"""The same, for what lasts longer and has no exact time: more, and a record is too old for the next round."""
+
 BY_RULE_FILES = Manager(EVALUATION)
 
 RECORDING = tuple(
@@ -36,6 +39,10 @@ RECORDING = tuple(
 
 _PAIR = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _FAILED = re.compile(r"alertname: ?(\w+), time: ?(\w+),")
+
+
+Series = Mapping[str, str]
+"""Its name and its values, as promtool takes them."""
 
 
 class Alert(NamedTuple):
@@ -123,7 +130,7 @@ def _step(*minutes: float) -> int:
 
 
 def firing(
-    folder: Path, series: Iterable[Mapping[str, str]], *minutes: float, about: Collection[str] = ()
+    folder: Path, series: Iterable[Series], *minutes: float, about: Collection[str] = (), step: int = 0
 ) -> list[Alert]:
     """Return the alerts that fire at some minutes, except the heartbeat; of some names, or all of them.
 
@@ -136,7 +143,7 @@ def firing(
         if name != "VramLedgerWatchdog"
     ]
     groups = evaluated(RULE_FILES, evaluation_order(), about, texts=True)
-    output = _run(folder, series, groups, _step(*minutes), alert_rule_test=expectations)
+    output = _run(folder, series, groups, step or _step(*minutes), alert_rule_test=expectations)
     found = []
     for complaint in re.split(r"\n(?=\s*alertname:)", output):
         if (failed := _FAILED.search(complaint)) is not None:
@@ -148,27 +155,7 @@ def firing(
     return found
 
 
-def firing_labels(
-    folder: Path, series: Sequence[Mapping[str, str]], minutes: Sequence[float]
-) -> list[list[Mapping[str, str]]]:
-    """Return the labels of the alerts that fire at each minute, except the heartbeat, without their texts.
-
-    One evaluation serves all minutes, and no text is written: this costs less than :func:`firing`.
-    """
-    promtool = require_tool("promtool")
-    samples = ask(
-        'ALERTS{alertstate="firing",severity!="none"}',
-        [round(minute * 60) for minute in minutes],
-        ((each["series"], each["values"]) for each in series),
-        folder,
-        Manager(_step(*minutes), order=evaluation_order(), promtool=promtool),
-    )
-    return [[dict(key) for key, seen in samples.items() if round(at * 60) in seen] for at in minutes]
-
-
-def expect(
-    folder: Path, series: Sequence[Mapping[str, str]], minute: float, samples: Mapping[str, float]
-) -> str:
+def expect(folder: Path, series: Sequence[Series], minute: float, samples: Mapping[str, float]) -> str:
     """Compare queries that give one sample each with the expected values; return the complaints."""
     at = f"{round(minute * 60)}s"
     tests = [
@@ -180,11 +167,7 @@ def expect(
 
 
 def _run(
-    folder: Path,
-    series: Iterable[Mapping[str, str]],
-    groups: list[dict[str, Any]],
-    step: int,
-    **tests: object,
+    folder: Path, series: Iterable[Series], groups: list[dict[str, Any]], step: int, **tests: object
 ) -> str:
     case, kept = folder / "case.test.yml", folder / "evaluated.rules.json"
     kept.write_text(json.dumps({"groups": groups}), encoding="utf-8")

@@ -40,14 +40,13 @@ Told = Mapping[str, Mapping[str, list[float]]]
 """At which minutes each alert fires, by its labels."""
 
 
-def what_is_told(situations: Sequence[Situation], folder: Path, version: str) -> Sequence[Told]:
+def what_is_told(situations: Sequence[Situation], folder: Path, version: str, step: int) -> Sequence[Told]:
     """Return what is told of each situation, by a Prometheus that watches them all."""
     nodes = {f"n{number}": (each.node, each.minutes) for number, each in enumerate(situations)}
     nodes |= {f"n{at}b": (each.beside, each.minutes) for at, each in enumerate(situations) if each.beside}
-    times = range(round(max(each.minutes for each in situations)) + 1)
+    times = range(0, round(max(each.minutes for each in situations)) + 1, step // 60)
     found: list[dict[str, dict[str, list[float]]]] = [{} for _ in situations]
-    manager = Manager(STEP)
-    for key, seen in alerts_over_time(nodes, times, folder, version, manager).items():
+    for key, seen in alerts_over_time(nodes, times, folder, version, Manager(step)).items():
         labels = dict(key)
         name = labels.get("instance", "")
         if labels["alertstate"] != "firing" or name not in nodes:
