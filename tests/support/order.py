@@ -12,10 +12,12 @@ fleet/test_fleet e2e/test_storage accounting/test_states_real deploy/test_slurm
 agent_server/test_hostile_peers browser/test_page e2e/test_failing_collectors agent/test_isolated
 e2e/test_asking_exporter readers/hosts/test_hosts_real e2e/test_holders commands/test_end web/test_connections
 serving/test_control_socket agent/test_life commands/test_check e2e/test_hanging web/test_prometheus
-readers/hosts/test_ties agent/test_flight_recorder e2e/test_driver_trouble browser/test_others e2e/test_frozen
-agent_server/test_server alerts/test_delivery commands/test_asking commands/test_attach commands/test_why
-browser/test_past e2e/test_agents e2e/test_release e2e/test_recording_trouble agent/test_pytorch
-serving/test_past_questions fuzz/test_http readers/hosts/test_driver_waits serving/test_storage_start
+readers/owners/test_owners_real readers/hosts/test_ties agent/test_flight_recorder e2e/test_driver_trouble
+browser/test_others e2e/test_frozen agent_server/test_server alerts/test_delivery commands/test_asking
+commands/test_attach commands/test_why browser/test_past e2e/test_agents e2e/test_release
+e2e/test_recording_trouble agent/test_pytorch serving/test_past_questions fuzz/test_http
+readers/hosts/test_driver_waits serving/test_storage_start sampling/test_supervisor
+readers/schedulers/test_batch_jobs
 """
 _COMPUTING = """
 dashboards/answers faults/test_detection faults/test_recorded agent/test_undisturbed alerts/test_situations
