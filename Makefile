@@ -15,7 +15,7 @@ help: ## Print this help
 run: ## Serve this host's GPUs, or a recording where there is no driver, on port 10839
 	@bash .ci/task run $(ARGS)
 
-test: ## Run nearly all tests, with the tools that they need: about 6 minutes on two cores
+test: ## Run nearly all tests, with the tools that they need: about 4 minutes on two cores
 	@bash .ci/task test $(ARGS)
 
 test-all: ## Run every test, beside the real PyTorch, TensorFlow and JAX too

@@ -151,8 +151,7 @@ H200_CLOCKS = {"graphics": 1.98e9, "sm": 1.98e9, "memory": 3.201e9, "video": 1.5
 A100_CLOCKS = {"graphics": 1.41e9, "sm": 1.41e9, "memory": 1.593e9, "video": 1.275e9}
 """From NVIDIA's data sheet, not seen."""
 COLD, WARMTH = 26.0, 0.05
-"""A chip's temperature without power, and by how much each watt warms it: recorded were 32 °C at 120 W, 49 °C
-at 450 W."""
+"""A chip's temperature without power, and by how much each watt warms it: 32 °C at 120 W, 49 at 450."""
 WARMING = 30.0
 """Seconds in which a chip comes two thirds of the way to the temperature of its power."""
 RARELY = 10.0

@@ -61,8 +61,7 @@ ELSEWHERE = {
     *("worker.py:_run_thread", "requests.py:accept", "requests.py:_respond"),
     *("isolation.py:_answer", "isolation.py:_pack_error", "sitecustomize.py:<module>"),
 }
-"""What runs on a thread or in a child of ours, where Python calls no handler of the program, or before it has
-one."""
+"""What runs on a thread or in a child of ours, where no handler of the program is called, or before it."""
 
 
 def swallowing(path: Path) -> Iterator[str]:

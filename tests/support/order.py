@@ -1,6 +1,7 @@
 """In which order the files of tests begin, and which of them stay together on one worker."""
 
 from itertools import zip_longest
+from pathlib import Path
 
 SHARING = ("tests/integration/dashboards/answers",)
 """Folders whose files share servers that take long to start."""
@@ -20,14 +21,12 @@ readers/hosts/test_driver_waits serving/test_storage_start sampling/test_supervi
 readers/schedulers/test_batch_jobs
 """
 _COMPUTING = """
-dashboards/answers faults/test_detection faults/test_recorded agent/test_undisturbed alerts/test_situations
+faults/test_detection faults/test_recorded agent/test_undisturbed alerts/test_situations
 alerts/test_many alerts/test_messages alerts/test_boundaries alerts/test_joins unit/storage/test_past_file
 deploy/test_kubernetes faults/test_demo agent/test_signals e2e/test_commands e2e/test_privileges
-alerts/test_rules unit/storage/test_past commands/test_doctor alerts/test_figures e2e/test_report
-unit/storage/test_queries agent/test_versions agent/test_equal readers/hosts/test_hidden_holders
-e2e/test_who_may_ask e2e/test_hostile alerts/test_routes alerts/test_clock e2e/test_sources e2e/test_fit
-commands/test_strangers alerts/test_inhibitions alerts/test_host_kinds unit/accounting/work/test_device_work
-repo/test_wording web/access/test_access_control
+alerts/test_rules commands/test_doctor alerts/test_figures e2e/test_report agent/test_versions
+agent/test_equal e2e/test_who_may_ask e2e/test_hostile alerts/test_routes alerts/test_clock e2e/test_sources
+e2e/test_fit
 """
 """What takes longest, measured with five workers on two cores, and of it what waits more than it computes.
 
@@ -36,11 +35,13 @@ They begin first, in turn: so one computes while others wait, and short ones are
 
 
 def _file(name: str) -> str:
-    root = "tests" if name.startswith(("e2e", "unit", "repo")) else "tests/integration"
-    return f"{root}/{name}" if name == "dashboards/answers" else f"{root}/{name}.py"
+    path = f"tests/{'' if name.startswith(('e2e', 'unit')) else 'integration/'}{name}.py"
+    assert (Path(__file__).parents[2] / path).exists(), path
+    return path
 
 
-LONG = [_file(name) for pair in zip_longest(_WAITING.split(), _COMPUTING.split()) for name in pair if name]
+PAIRS = zip_longest(_WAITING.split(), _COMPUTING.split())
+LONG = [*SHARING, *(_file(name) for pair in PAIRS for name in pair if name)]
 
 
 def unit_of(nodeid: str) -> str:

@@ -13,8 +13,6 @@ from tests.support.faults.evaluation import Manager
 from tests.support.requirements import VERSIONS
 from tests.support.selected import selected_cases
 
-pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
-
 HOUR = 3600
 LAST = 52  # minutes: more than ten after the clock is set for the second time
 

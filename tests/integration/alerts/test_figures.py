@@ -27,8 +27,6 @@ from tests.support.dashboards.figures import query_of
 from tests.support.dashboards.files import substitute_variables
 from tests.support.host.model import GIB
 
-pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
-
 
 class Sums(NamedTuple):
     """What there is on nodes, each of another name, and the values of queries at some minutes."""

@@ -13,8 +13,6 @@ from tests.support.host.model import GIB
 from tests.support.host.scrapes import Renderer
 from vramledger.model.snapshot import Snapshot
 
-pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
-
 MINUTES = 90
 """Longer than the longest wait of an alert about holders: an hour of idleness, and its `for`."""
 

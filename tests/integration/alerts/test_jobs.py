@@ -9,8 +9,6 @@ from tests.support.alerts.holder_situations import HALTED, JOB, NEAR, of_two, wa
 from tests.support.alerts.nodes import Node
 from tests.support.alerts.promtool import Alert, firing
 
-pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
-
 
 def alerts(folder: Path, far: Node, name: str) -> list[Alert]:
     """Return the alerts of a name about a job on the nodes n0 and n7."""

@@ -11,8 +11,6 @@ from tests.support.alerts.nodes import Holder, Node, changing_at
 from tests.support.alerts.parts import LAST_OOM, on_gpu, series, torch, until
 from tests.support.alerts.promtool import firing
 
-pytestmark = pytest.mark.timeout(600)  # promtool takes its time where others work too
-
 LOSES_DRIVER = Node(driver_up=changing_at(5, 1, 0))
 LOSSES = ("GpuDriverLost", "GpuManyNodes")
 FLEET = ("VramLedgerExporterDown", "VramLedgerManyExportersDown")

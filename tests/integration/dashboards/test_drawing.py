@@ -45,8 +45,7 @@ LONGEST = {
 LETTERS = {
     "command": 12, "who": 14, "team": 13, "instance": 18, "name": 27, "blocker": 26, "beside": 30, "like": 30,
 }  # fmt: skip
-"""How many letters of a name are read whole, by the label; the last three are such as train.py 4711 of ada on
-leak."""
+"""How many letters of a name are read whole, by the label; the last three: train.py 4711 of ada on leak."""
 AXES = {"none": (1, 1), "bytes": (1e6, inf), "Bps": (1e6, inf), "s": (1e-9, 0.001), "suffix:s": (1e-9, 1)}
 """The least and the most to which the axis of a graph of zeros may go, by unit."""
 LIMIT = re.compile(r"\b(?:topk|bottomk)\(\d+")

@@ -354,8 +354,7 @@ def test_an_installation_is_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "status"),
-    [(("NOT_CLEAN=warn",), 0), (("UNKNOWN=warn", "FLAGS+=(--owner=dead)"), 1)],
+    ("settings", "status"), [(("NOT_CLEAN=warn",), 0), (("UNKNOWN=warn", "FLAGS+=(--owner=dead)"), 1)]
 )
 def test_policy_is_settings(node: Node, standin: StandIn, settings: tuple[str, ...], status: int) -> None:
     """With ``warn`` a prolog lets the job start and changes nothing; the other policy does not count."""
